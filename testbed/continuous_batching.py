@@ -2,7 +2,8 @@
 
 The engine runs *iterations*. Each computes one token of every request in decode and chunks of the
 prompts of others, up to a budget of tokens, as vLLM's scheduler does. Tokens of a prompt that are
-in the prefix cache are not computed.
+in the prefix cache are not computed. An engine that is not ``mixed``, as SGLang by default, has no
+decode in an iteration with chunks.
 
 The time of an iteration is the larger one of its compute time and its memory time, rounded at the
 corner, and an overhead. Its energy is active power times its time, that of reading the weights, and
@@ -127,6 +128,7 @@ class ContinuousBatching:
     slots: int = 64
     budget: int = 2048
     boards: int = 1
+    mixed: bool = True
     seed: int = 0
     now: float = 0.0
     waiting: deque[EmulatedRequest] = field(default_factory=deque)
@@ -154,7 +156,9 @@ class ContinuousBatching:
         """
         start = self.now
         decoding = [one for one in self.running if one.computed >= one.prompt]
-        chunks = self._chunks(self.budget - len(decoding))
+        chunks = self._chunks(self.budget - (len(decoding) if self.mixed else 0))
+        if chunks and not self.mixed:
+            decoding = []
         costs, part = self.costs, 1.0 / self.boards
         tokens = len(decoding) + sum(size for _, size in chunks)
         pairs = sum(size * (one.computed + size / 2) for one, size in chunks)

@@ -1,7 +1,8 @@
 """The Prometheus pages of emulated engines in virtual time, with the names of real ones.
 
 ``vllm`` moves its counters with each iteration that generates a token, and counts a prompt with its
-first token; ``finish`` has the names of TensorRT-LLM, whose counters move when a request finishes.
+first token; ``sglang`` counts prompts with each batch of them, other tokens once in so many passes;
+``finish`` has the names of TensorRT-LLM, whose counters move when a request finishes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,18 @@ vllm:request_success_total{{engine="0",finished_reason="stop",model_name="{model
 vllm:request_success_total{{engine="0",finished_reason="length",model_name="{model}"}} 0.0
 vllm:iteration_tokens_total_count{{engine="0",model_name="{model}"}} {iterations}.0
 vllm:time_to_first_token_seconds_count{{engine="0",model_name="{model}"}} {prompts}.0
+vllm:inter_token_latency_seconds_sum{{engine="0",model_name="{model}"}} {decode_seconds:.6f}
+vllm:request_prefill_time_seconds_sum{{engine="0",model_name="{model}"}} {prefill_seconds:.6f}
+"""  # noqa: E501
+SGLANG = """\
+sglang:realtime_tokens_total{{mode="prefill_compute",model_name="{model}",tp_rank="0"}} {batched}.0
+sglang:realtime_tokens_total{{mode="prefill_cache",model_name="{model}",tp_rank="0"}} {cached}.0
+sglang:realtime_tokens_total{{mode="decode",model_name="{model}",tp_rank="0"}} {logged}.0
+sglang:cuda_graph_passes_total{{mode="decode_cuda_graph",model_name="{model}",tp_rank="0"}} {passes}.0
+sglang:num_running_reqs{{model_name="{model}",tp_rank="0"}} {running}.0
+sglang:num_requests_total{{model_name="{model}"}} {finished}.0
+sglang:time_to_first_token_seconds_count{{model_name="{model}"}} {prompts}.0
+sglang:inter_token_latency_seconds_count{{model_name="{model}"}} {decoded}.0
 """  # noqa: E501
 FINISH = """\
 trtllm_num_requests_running{{model_name="{model}"}} {running}.0
@@ -44,11 +57,13 @@ trtllm_request_success_total{{finished_reason="length",model_name="{model}"}} {f
 
 _MOVING = ("prompt", "computed", "cached", "generated", "iterations", "prompts", "finished")
 _ENDED = ("ended_prompt", "ended_cached", "ended_generated")
+_SECONDS = ("decode_seconds", "prefill_seconds")
+_PASSES = ("batched", "passes", "logged", "decoded")
 
 
-def page(template: str, model: str, **counts: int) -> bytes:
+def page(template: str, model: str, **counts: float) -> bytes:
     """A page with these counts; those that are not given are 0."""
-    names = (*_MOVING, *_ENDED, "running", "waiting")
+    names = (*_MOVING, *_ENDED, *_SECONDS, *_PASSES, "running", "waiting")
     return template.format(model=model, **(dict.fromkeys(names, 0) | counts)).encode()
 
 
@@ -63,17 +78,22 @@ class EngineTruth:
 
 
 class EmulatedPages:
-    """The pages of an engine that has run, by the time of a reading."""
+    """The pages of an engine that has run, by the time of a reading.
 
-    def __init__(self, engine: ServingEngine) -> None:
+    ``logged`` are the passes from one count of decode tokens to the next, as SGLang has them.
+    """
+
+    def __init__(self, engine: ServingEngine, *, logged: int = 40) -> None:
         self._model = engine.model
         done = engine.iterations
         self._begins = [each.start for each in done]
         self._ends = [each.end for each in done]
         prompts = [each.prompts for each in done]
+        decoded = [each.generated - len(each.prompts) for each in done]
+        passes = _sums(int(count > 0) for count in decoded)
         self._sums = {
             "generated": _sums(each.generated for each in done),
-            "iterations": _sums(each.generated > 0 for each in done),
+            "iterations": _sums(int(each.generated > 0) for each in done),
             "prompts": _sums(len(each) for each in prompts),
             "prompt": _sums(sum(one.prompt for one in each) for each in prompts),
             "cached": _sums(
@@ -83,6 +103,14 @@ class EmulatedPages:
             "ended_prompt": _of_finished(done, lambda one: one.prompt),
             "ended_cached": _of_finished(done, lambda one: min(one.cached, one.prompt - 1)),
             "ended_generated": _of_finished(done, lambda one: one.output),
+            "decode_seconds": _sums(
+                count * (each.end - each.start) for count, each in zip(decoded, done, strict=True)
+            ),
+            "prefill_seconds": _of_finished(done, lambda one: one.first_token - one.scheduled),
+            "batched": _sums(each.computed for each in done),
+            "passes": passes,
+            "decoded": _sums(decoded),
+            "logged": _logged(_sums(decoded), passes, logged),
         }
         boards = engine.batching.boards
         self._input = _sums(boards * each.input for each in done)
@@ -93,7 +121,7 @@ class EmulatedPages:
     def at(self, time: float, template: str = VLLM) -> bytes:
         """The page at a time."""
         i = bisect_right(self._ends, time)
-        counts = {name: int(sums[i]) for name, sums in self._sums.items()}
+        counts = {name: sums[i] for name, sums in self._sums.items()}
         running = bisect_right(self._starts, time) - counts["finished"]
         computed = counts["prompt"] - counts["cached"]
         return page(template, self._model, running=max(0, running), computed=computed, **counts)
@@ -115,8 +143,18 @@ def _sums(values) -> Sequence[float]:
     return [0, *accumulate(values)]
 
 
+def _logged(tokens: Sequence[float], passes: Sequence[float], interval: int) -> Sequence[float]:
+    """The tokens at the last multiple of ``interval`` passes."""
+    found, last, logs = [], 0, 0
+    for count, number in zip(tokens, passes, strict=True):
+        if number // interval > logs:
+            last, logs = count, number // interval
+        found.append(last)
+    return found
+
+
 def _of_finished(iterations, figure) -> Sequence[float]:
-    def of(finished: Sequence[EmulatedRequest]) -> int:
+    def of(finished: Sequence[EmulatedRequest]) -> float:
         return sum(figure(one) for one in finished)
 
     return _sums(of(each.finished) for each in iterations)

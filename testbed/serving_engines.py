@@ -112,13 +112,18 @@ def run_engines(engines: Sequence[ServingEngine]) -> None:
         engine.advance(1.0 + len(rivals))
 
 
-def arrivals(count: int, speed: float, *, cached: float, seed: int) -> Iterator[EmulatedRequest]:
-    """The trace's requests; a part ``cached`` of them has half of the prompt in the cache."""
+def arrivals(
+    count: int, speed: float, *, cached: float, seed: int, rest: float = 0.0
+) -> Iterator[EmulatedRequest]:
+    """The trace's requests, after ``rest`` seconds.
+
+    A part ``cached`` of them has half of the prompt in the cache.
+    """
     chance = random.Random(seed)
     for number, request in enumerate(islice(repeated(speed), count)):
         hit = request.prompt // 2 if chance.random() < cached else 0
         output = max(1, request.generated)
-        at = BEGIN + request.at / SECOND
+        at = BEGIN + rest + request.at / SECOND
         yield EmulatedRequest(number, at, max(1, request.prompt), output, cached=hit)
 
 
@@ -298,22 +303,35 @@ def _equal(
     return energies
 
 
-def single(slots: int, speed: float, count: int, *, boards: int = 1) -> list[ServingEngine]:
+def single(
+    slots: int,
+    speed: float,
+    count: int,
+    *,
+    boards: int = 1,
+    mixed: bool = True,
+    rest: float = 0.0,
+    costs: ModelCosts | None = None,
+) -> list[ServingEngine]:
     """One engine on one board, or on several by tensor parallelism."""
-    batching = ContinuousBatching(slots=slots, boards=boards, seed=slots)
+    made = costs or ModelCosts()
+    batching = ContinuousBatching(made, slots, boards=boards, mixed=mixed, seed=slots)
     names = tuple(f"gpu-{i}" for i in range(boards))
-    return [ServingEngine("8b", batching, names, arrivals(count, speed, cached=0.3, seed=slots))]
+    requests = arrivals(count, speed, cached=0.3, seed=slots, rest=rest)
+    return [ServingEngine("8b", batching, names, requests)]
 
 
-def pair(count: int, speed: float, boards: tuple[str, str]) -> list[ServingEngine]:
+def pair(
+    count: int, speed: float, boards: tuple[str, str], *, rest: float = 0.0
+) -> list[ServingEngine]:
     """Two models of different size with different arrivals, on these boards."""
     small = ContinuousBatching(ModelCosts().scaled(0.4), slots=16, seed=1)
     large = ContinuousBatching(ModelCosts(), slots=16, seed=2)
-    other = (one for one in arrivals(2 * count, speed, cached=0.0, seed=4) if one.number % 2)
-    one = arrivals(count, 0.8 * speed, cached=0.3, seed=3)
+    every = arrivals(2 * count, speed, cached=0.0, seed=4, rest=rest)
+    one = arrivals(count, 0.8 * speed, cached=0.3, seed=3, rest=rest)
     return [
         ServingEngine("3b", small, boards[:1], one),
-        ServingEngine("8b", large, boards[1:], other),
+        ServingEngine("8b", large, boards[1:], (one for one in every if one.number % 2)),
     ]
 
 

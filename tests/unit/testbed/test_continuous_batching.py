@@ -99,3 +99,15 @@ def test_larger_model_takes_more_time_and_energy() -> None:
 
     assert large.ended > 2 * small.ended
     assert large.energy > 3 * small.energy
+
+
+def test_engine_that_is_not_mixed_computes_prompts_apart() -> None:
+    engine = ContinuousBatching(slots=2, mixed=False)
+    engine.add(EmulatedRequest(1, 0.0, 100, 5))
+    first = engine.iterate()
+    engine.add(EmulatedRequest(2, 0.0, 100, 5))
+    prompt, decode = engine.iterate(), engine.iterate()
+
+    assert (first.generated, prompt.generated, decode.generated) == (1, 1, 2)
+    assert prompt.input == pytest.approx(prompt.energy)
+    assert (decode.input, decode.computed) == (0.0, 0)
