@@ -14,7 +14,7 @@ import pytest
 from testbed.field import FieldCase, field_cases
 from testbed.rate_server import serving
 
-from wattspan.compat.zeus import footprint
+from wattspan.compat.zeus import footprint, providers
 
 CASES = field_cases("rate_providers")
 
@@ -27,7 +27,7 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def client_at(case: FieldCase, url: str) -> Any:
     """The client of a case, which asks a server at ``url``."""
-    named: Any = getattr(footprint, case["client"])
+    named: Any = getattr(providers, case["client"])
     return type(named.__name__, (named,), {"address": url})(**case["arguments"])
 
 
@@ -45,7 +45,7 @@ def test_answer_has_the_expected_figures(case: FieldCase) -> None:
     with serving(case["body"].encode()) as (url, asked):
         call = getattr(client_at(case, url), case["call"])
         if error := case.get("error"):
-            with pytest.raises(getattr(footprint, error)) as raised:
+            with pytest.raises(getattr(providers, error)) as raised:
                 call()
             assert str(raised.value) == raised.value.message
         else:

@@ -290,9 +290,12 @@ def test_cost_of_calls_within_each_other_is_bounded() -> None:
             )
             for n in range(1, count + 1)
         ]
-        began = process_time()
-        assert not TokenTraces().add(ALICE, SpanColumns.of(nested))
-        took.append(process_time() - began)
+        columns, times = SpanColumns.of(nested), list[float]()
+        for _ in range(3):  # other programs slow a short one down, and never make it faster
+            began = process_time()
+            assert not TokenTraces().add(ALICE, columns)
+            times.append(process_time() - began)
+        took.append(min(times))
     assert took[1] < 3 * took[0]
 
 
