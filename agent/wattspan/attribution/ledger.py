@@ -221,10 +221,9 @@ class Ledger:
 
     def _idle_model(self, domain: Domain, learned: Milliwatts | None = None) -> IdleModel:
         """A model that begins with the result of an earlier run, or the configured power."""
-        kind, known = domain.hw_type, learned
-        if known is None and domain.in_cover:
-            known = self._settings.idle_powers.get(kind)
-        return idle_model(kind, known)
+        if learned is None and domain.in_cover:
+            learned = self._settings.idle_powers.get(domain.hw_type)
+        return idle_model(domain.hw_type, learned)
 
     def _book(self, metered: MeteredPeriod) -> None:
         """Book a gap or an interval of an unattributed domain; others wait for settlement."""
