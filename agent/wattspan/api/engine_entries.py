@@ -47,7 +47,7 @@ def engine_entries(snapshot: Snapshot, text: Callable[[str], str]) -> list[Engin
         if one.source.startswith(ENGINE_SOURCE)
     }
     rows = [row for row in snapshot.spans.engines if row.engine in states]
-    rows += [EngineRow(name, "", "") for name in states.keys() - {row.engine for row in rows}]
+    rows += [EngineRow(name, "", "", None) for name in states.keys() - {row.engine for row in rows}]
     rows.sort(key=lambda row: row.key)
     return [_entry(row, states[row.engine], text) for row in rows]
 
@@ -61,7 +61,7 @@ def _entry(row: EngineRow, state: SourceHealth, text: Callable[[str], str]) -> E
         text(row.owner),
         state.up,
         text(" ".join(causes)),
-        row.energy / 1e6 if row.tokens else None,
+        None if row.energy is None else row.energy / 1e6,
         dict(row.tokens),
         row.requests,
         {way: figure[0] / 1e6 for way, figure in each.items()},

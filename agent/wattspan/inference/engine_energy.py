@@ -9,10 +9,17 @@ times the mean duration of a request at least.
 
 The energy of prompts and of generated tokens is divided by learned coefficients, as that of single
 requests is (:mod:`wattspan.inference.token_power`), where an engine counts its iterations: energy
-by prompt tokens, generated tokens, iterations and busy time. What an iteration's requests have in
-common is divided equally among them. A page does not show the busy time. It is that of the work by
-the rates of intervals that were busy throughout: an interval takes longer than its work only if the
-engine waited.
+by iterations, prompts, their tokens, generated tokens and time. They are learned from differences
+between intervals, as the power of the same work drifts. Engines on the same boards are divided by
+the work of all of them.
+
+What an iteration's requests have in common is divided equally among them: the energy of an
+iteration without tokens, and the active power for the time that its tokens take. A page tells what
+a prompt token adds to an iteration, not how much of that is active power, since the time of tokens
+and their number are proportional. It is not less than the power while the engine waits for
+requests, and not more than that of an iteration without tokens, which reads the weights besides.
+The middle is taken, and the half of that range is part of the uncertainty. An engine that computes
+prompts in passes of their own does not need it.
 """
 
 from __future__ import annotations
@@ -20,13 +27,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import hypot, inf, sqrt
+from itertools import chain, pairwise
+from math import hypot, inf, isfinite, sqrt
 from typing import NamedTuple
 
-from wattspan.inference.engine_metrics import Figure, Moves, Progress
-from wattspan.inference.token_power import TokenPowerModel, TokenWork
+from wattspan.inference.busy_time import BusyTime, PhaseTimes, WorkTimes, time_of
+from wattspan.inference.engine_metrics import EnginePage, Figure, Moves, Progress
+from wattspan.inference.token_power import Place, TokenPowerModel, TokenWork
 from wattspan.model import SECOND, Microjoules
-from wattspan.util.linear_systems import non_negative_solution
 
 WINDOW = 60 * SECOND
 LONGEST_WINDOW = 3600 * SECOND
@@ -42,16 +50,10 @@ MAX_DOUBT = 0.5
 """A figure with a larger uncertainty, of the figure, is not published."""
 
 _SURE = 2.5  # standard deviations of the stated uncertainty, as of single requests
-_LEAST_DOUBT = 0.02  # of the output's energy: the model is simpler than an engine
+_LEAST_DOUBT = 0.02  # of what the model divides: it is simpler than an engine
+_DRIFT, _PAST = 0.9, 4  # the part of the mean of so many intervals that is subtracted
+_IDLE_MEMORY, _IDLE_ENOUGH = 600.0, 10.0  # seconds of waiting
 _EDGE = 0.5  # of the energy of a counter's step in which a window begins or ends
-_TIMES = 120  # intervals that the rates of work are learned from
-_LEARN_EVERY = 12
-_FEWEST = 15
-_BUSY = 0.6  # the part of the intervals that is taken to be the busiest
-_ROUNDS = 8
-_LOADED = 0.7  # of the intervals have requests at both ends
-_THROUGHOUT = 0.93  # of the time: the work of an interval without a pause
-_RIDGE = 1e-6
 
 
 class EngineInterval(NamedTuple):
@@ -59,6 +61,10 @@ class EngineInterval(NamedTuple):
 
     ``edges`` are half-widths in microjoules: what the start and the end may be off. ``doubt`` is
     that of the whole, by the division of a board's energy and by its idle power.
+
+    ``beside`` are other engines on the same boards by label, with their work. Then ``energy`` is
+    by the division of the boards, ``common`` that of all these engines, and ``edges`` and
+    ``doubt`` are those of ``common``.
     """
 
     start: int
@@ -67,6 +73,8 @@ class EngineInterval(NamedTuple):
     edges: tuple[float, float]
     progress: Progress
     doubt: float = 0.0
+    beside: tuple[tuple[str, Progress], ...] = ()
+    common: Microjoules | None = None
 
 
 class Estimate(NamedTuple):
@@ -90,70 +98,33 @@ class EngineFigures:
     start: int = 0
 
 
-class BusyTime:
-    """The busy seconds of intervals, by the rates of their work.
+class _IntervalWork(NamedTuple):
+    """The work of an interval, by label of the engine; "" is this one. Empty if it is unknown.
 
-    They are learned while the engine has requests at most readings.
+    ``attention`` is the number of prompts: what one costs beyond its tokens.
     """
 
-    def __init__(self) -> None:
-        self._known: deque[tuple[float, Sequence[float]]] = deque(maxlen=_TIMES)
-        self._loaded: deque[bool] = deque(maxlen=_TIMES)
-        self._rates: Sequence[float] = ()
-        self._added = 0
-
-    def of(self, seconds: float, work: Sequence[float], running: Sequence[float]) -> float | None:
-        """The busy part of an interval with ``work``, which is learned; None if it is not known.
-
-        ``running`` are the requests at its ends.
-        """
-        loaded = all(running)
-        self._loaded.append(loaded)
-        if loaded and any(work):
-            self._known.append((seconds, work))
-            self._added += 1
-            if len(self._known) >= _FEWEST and (not self._rates or not self._added % _LEARN_EVERY):
-                self._learn()
-        if not any(work):
-            return 0.0
-        if not self._rates or sum(self._loaded) < _LOADED * len(self._loaded):
-            return None
-        needed = sum(rate * each for rate, each in zip(self._rates, work, strict=True))
-        return seconds if loaded and needed > _THROUGHOUT * seconds else min(seconds, needed)
-
-    def _learn(self) -> None:
-        """The rates of the busiest intervals: those with the least time beyond their work."""
-        busiest: Iterable[tuple[float, Sequence[float]]] = self._known
-        count = max(_FEWEST * 2 // 3, round(_BUSY * len(self._known)))
-        for _ in range(_ROUNDS):
-            rates = _fitted(busiest)
-            beyond = sorted(
-                (seconds - sum(a * b for a, b in zip(rates, work, strict=True)), i)
-                for i, (seconds, work) in enumerate(self._known)
-            )
-            busiest = [self._known[i] for _, i in beyond[:count]]
-        self._rates = _fitted(busiest)
+    works: Mapping[str, TokenWork]
 
 
-def _fitted(equations: Iterable[tuple[float, Sequence[float]]]) -> list[float]:
-    """The non-negative rates with the least squares of the rest of the times."""
-    rows = list(equations)
-    size = range(len(rows[0][1]))
-    matrix = [[sum(work[i] * work[j] for _, work in rows) for j in size] for i in size]
-    scales = [sqrt(matrix[i][i]) or 1.0 for i in size]
-    scaled = [
-        [matrix[i][j] / scales[i] / scales[j] + _RIDGE * (i == j) for j in size] for i in size
-    ]
-    rights = [sum(work[i] * time for time, work in rows) / scales[i] for i in size]
-    found = non_negative_solution(scaled, rights)
-    return [each / scale for each, scale in zip(found, scales, strict=True)]
+_UNKNOWN = _IntervalWork({})
 
 
-class _IntervalWork(NamedTuple):
-    """The work of an interval; ``busy`` is None if it is not known."""
+def _counts(progress: Progress) -> tuple[float, float, float, float] | None:
+    """Iterations without prompts, prompts, their tokens, and decode tokens, as `WorkTimes` is.
 
-    tokens: TokenWork | None
-    prompts: float = 0.0
+    None if the page lacks some of them.
+    """
+    found, page = progress.figures, progress.page
+    wanted = (Figure.ITERATIONS, Figure.PROMPTS, Figure.COMPUTED, Figure.OUTPUT)
+    if any(figure not in found for figure in wanted):
+        return None
+    iterations, prompts, prefill, output = (found[figure] for figure in wanted)
+    output = found.get(Figure.DECODED, output)
+    if page.mixed:
+        iterations = max(0.0, iterations - prompts)
+    # The first token is the result of prefill.
+    return iterations, prompts, prefill, max(0.0, output - prompts) if page.first else output
 
 
 class EngineEnergy:
@@ -163,20 +134,21 @@ class EngineEnergy:
         self._window: deque[tuple[EngineInterval, _IntervalWork]] = deque()
         self._model = TokenPowerModel()
         self._busy = BusyTime()
-        self.energy = 0
-        """Microjoules of all intervals."""
-        self.tokens: dict[str, float] = {}
-        self.requests: float | None = None
-        self._prompts = 0.0
+        self._labels: tuple[str, ...] = ("",)  # of the engines on its boards
+        self._idle_energy = self._idle_time = 0.0  # while the engine waited
+        self._before: deque[tuple[Mapping[str, TokenWork], float, float]] = deque(maxlen=_PAST)
+        self._prompts = self._prompt_tokens = 0.0  # of all intervals
 
     def skip(self) -> None:
         """Begin a new window: the last interval's energy or counts are unknown."""
         self._window.clear()
+        self._before.clear()
 
     def restart(self) -> None:
         """Begin to learn anew as well: the engine is another one, or on other boards."""
         self.skip()
-        self._model, self._busy = TokenPowerModel(), BusyTime()
+        self._model, self._idle_energy, self._idle_time = TokenPowerModel(), 0.0, 0.0
+        self._busy = BusyTime(len(self._labels))
 
     def add(self, interval: EngineInterval) -> None:
         """Add the next interval."""
@@ -187,30 +159,70 @@ class EngineEnergy:
         most = LONGEST_WINDOW if interval.progress.page.moves is Moves.FINISH else WINDOW
         while len(self._window) > 1 and interval.end - self._window[1][0].start >= most:
             self._window.popleft()
-        self.energy += interval.energy
         self._prompts += interval.progress.figures.get(Figure.PROMPTS, 0.0)
-        for way, count in interval.progress.tokens.items():
-            self.tokens[way] = self.tokens.get(way, 0.0) + count
-        if Figure.REQUESTS in interval.progress.figures:
-            self.requests = (self.requests or 0.0) + interval.progress.figures[Figure.REQUESTS]
+        self._prompt_tokens += interval.progress.tokens.get("input", 0.0)
 
     def _learned(self, interval: EngineInterval) -> _IntervalWork:
         """The work of an interval, from which the model learns if all of it is known."""
-        found = interval.progress.figures
-        wanted = (Figure.COMPUTED, Figure.OUTPUT, Figure.ITERATIONS, Figure.PROMPTS)
+        engines = {"": interval.progress, **dict(interval.beside)}
+        if tuple(engines) != self._labels:
+            self._labels = tuple(engines)
+            self.restart()
         length = interval.end - interval.start
-        if any(figure not in found for figure in wanted) or length > LONGEST_INTERVAL:
-            return _IntervalWork(None)
-        prefill, output, iterations, prompts = (found[figure] for figure in wanted)
-        decode = max(0.0, output - prompts)  # the first token is the result of prefill
-        busy = self._busy.of(
-            length / SECOND, (iterations, prefill, decode), interval.progress.running or (0.0, 0.0)
-        )
+        known = ((label, _counts(one)) for label, one in engines.items())
+        counts = {label: each for label, each in known if each is not None}
+        if len(counts) < len(engines) or length > LONGEST_INTERVAL:
+            return _UNKNOWN
+        requests = None
+        found, wanted = interval.progress.figures, (Figure.DECODE, Figure.PREFILL, Figure.REQUESTS)
+        if len(engines) == 1 and all(one in found for one in wanted):
+            requests = PhaseTimes(*(found[one] for one in wanted))
+        ends = [one.running or (0.0, 0.0) for one in engines.values()]
+        running = [sum(each) for each in zip(*ends, strict=True)]
+        work = tuple(chain.from_iterable(counts.values()))
+        busy = self._busy.of(length / SECOND, work, running, requests)
         if busy is None:
-            return _IntervalWork(None)
-        work = TokenWork(prefill, 0.0, decode, 0.0, iterations, busy)
-        self._model.learn({"": work}, interval.energy, length)
-        return _IntervalWork(work, prompts)
+            return _UNKNOWN
+        needed = time_of(self._busy.times, work)
+        works = {}
+        for label, (iterations, prompts, prefill, decode) in counts.items():
+            part = time_of(self._times(label), counts[label]) / needed if needed else 0.0
+            works[label] = TokenWork(prefill, prompts, decode, 0.0, iterations, part * busy)
+        self._learn(works, _common(interval), length)
+        return _IntervalWork(works)
+
+    def _learn(self, works: Mapping[str, TokenWork], energy: float, length: int) -> None:
+        """Learn from the difference to the mean of the intervals before.
+
+        The power of the same work drifts by some percent in minutes, as the load does.
+        """
+        seconds = length / SECOND
+        row = {
+            label: work._replace(active=0.0 if label else seconds) for label, work in works.items()
+        }
+        waited = seconds - sum(work.active for work in works.values())
+        if waited > 0 and (waited == seconds or self._is_learned(works)):
+            kept = max(0.0, 1 - waited / _IDLE_MEMORY)
+            self._idle_energy = self._idle_energy * kept + energy - sum(self._of_works(works))
+            self._idle_time = self._idle_time * kept + waited
+        if waited < seconds and self._before:
+            kept = _DRIFT * seconds / sum(time for *_, time in self._before)
+            past = {
+                label: [kept * sum(each) for each in zip(*rows, strict=True)]
+                for label in row
+                for rows in [[before[label] for before, *_ in self._before]]
+            }
+            changes = {
+                label: TokenWork(*(a - b for a, b in zip(work, past[label], strict=True)))
+                for label, work in row.items()
+            }
+            before = kept * sum(each for _, each, _ in self._before)
+            self._model.learn(changes, energy - before, length)
+        self._before.append((row, energy, seconds))
+
+    def _times(self, label: str) -> WorkTimes:
+        at = self._labels.index(label) * len(WorkTimes._fields)
+        return WorkTimes(*self._busy.times[at : at + len(WorkTimes._fields)])
 
     def _idle_of(self, interval: EngineInterval, work: _IntervalWork) -> float | None:
         """The energy of an interval while the engine waited; None if it is not known."""
@@ -218,12 +230,12 @@ class EngineEnergy:
         moved = any(count for count in progress.figures.values())
         if not moved and Figure.OUTPUT in progress.figures and progress.running == (0.0, 0.0):
             return float(interval.energy)
-        if work.tokens is None:
+        if not work.works or interval.beside:
             return None
-        waited = max(0.0, (interval.end - interval.start) / SECOND - work.tokens.active)
-        if waited and not self._model.idle_power:
+        waited = _waited([interval], work.works)
+        if waited and not self._rested:
             return None
-        return min(float(interval.energy), self._model.idle_power * waited)
+        return min(float(interval.energy), self._idle_power * waited)
 
     # ----------------------------------------------------------------------------------- answers
 
@@ -258,10 +270,7 @@ class EngineEnergy:
     ) -> EngineFigures:
         """The figures of a window with ``requests``, of which ``edges`` run at its ends."""
         intervals = [interval for interval, _ in window]
-        page = intervals[-1].progress.page
-        energy = float(sum(each.energy for each in intervals))
-        doubt = hypot(intervals[0].edges[0], intervals[-1].edges[1])
-        doubt += sum(each.doubt for each in intervals)  # in one direction
+        whole, active = self._energies(window)
         sums: dict[str, float] = {}
         for each in intervals:
             for way, count in each.progress.tokens.items():
@@ -271,69 +280,209 @@ class EngineEnergy:
         begun = abs(edges[1] - edges[0]) + 2 * sqrt(sum(edges))
         found, total = {}, sum(sums.values())
         if {"input", "output"} <= sums.keys() and total > 0:
-            prompts = sum(each.progress.figures.get(Figure.PROMPTS, 0.0) for each in intervals)
-            # A prompt is computed in parts, and perhaps counted at its end.
-            late = sums["input"] / prompts if prompts else 0.0
-            if not prompts and any(edges):
-                late = self.tokens["input"] / self._prompts if self._prompts else total
-            if page.moves is Moves.LOG_INTERVAL:
-                late = page.lag * sqrt(sum(each**2 for each in edges))
-            elif page.moves is Moves.FINISH:
-                late = begun * total / requests if requests else 0.0
-            found["all"] = _quotient(energy, doubt, total, late)
-            found |= self._divided(window, energy, doubt, sums)
-        request = _quotient(energy, doubt, requests, begun) if requests else None
+            late = self._late(intervals, sums, begun / requests if requests else 0.0, edges)
+            found["all"] = _quotient(whole, total, sum(late.values()))
+            if active is not None and min(sums["input"], sums["output"]):
+                found |= self._divided(window, active, sums, late)
+        request = _quotient(whole, requests, begun) if requests else None
         idle = [self._idle_of(*each) for each in window]
         waited = [each for each in idle if each is not None]
-        known = len(waited) == len(idle) and energy > 0
+        known = len(waited) == len(idle) and whole.value > 0
         return EngineFigures(
             {way: one for way, one in found.items() if one.uncertainty <= MAX_DOUBT * one.value},
             request if request and request.uncertainty <= MAX_DOUBT * request.value else None,
-            min(1.0, sum(waited) / energy) if known else None,
+            min(1.0, sum(waited) / whole.value) if known else None,
             intervals[0].start,
         )
+
+    def _energies(
+        self, window: Sequence[tuple[EngineInterval, _IntervalWork]]
+    ) -> tuple[Estimate, Estimate | None]:
+        """The energy of a window, and that of its work; None before the model is learned.
+
+        Engines on the same boards have the parts of their work, and equal parts of the rest.
+        """
+        intervals = [interval for interval, _ in window]
+        common = float(sum(map(_common, intervals)))
+        doubt = hypot(intervals[0].edges[0], intervals[-1].edges[1])
+        doubt += sum(each.doubt for each in intervals)  # in one direction
+        alone = len(self._labels) == 1
+        measured = Estimate(common, doubt if alone else inf)
+        works = _sums(window)
+        if not works or not self._is_learned(works):
+            return measured, None
+        own, *others = self._of_works(works)
+        modelled = own + sum(others)
+        waited, unsure = _waited(intervals, works), 0.0
+        idle = self._idle_power * waited
+        if not self._rested:  # between none and the mean power
+            seconds = sum(each.end - each.start for each in intervals) / SECOND
+            idle = unsure = common * waited / seconds / 2
+        if common <= idle or modelled <= 0:
+            return measured, None
+        part = own / modelled
+        error = self._error(works, part) * (common - idle) / modelled
+        active = Estimate((common - idle) * part, doubt + unsure + error)
+        if alone:
+            return measured, active
+        rest = idle / len(works)
+        return Estimate(active.value + rest, active.uncertainty + idle - rest), active
+
+    def _error(self, works: Mapping[str, TokenWork], part: float) -> float:
+        """The half-width of this engine's energy if it is ``part`` of that of all ``works``."""
+        if len(works) == 1:
+            return 0.0
+        rest: dict[Place, TokenWork] = {
+            label: TokenWork(*(amount * ((not label) - part) for amount in work))
+            for label, work in works.items()
+        }
+        least = _LEAST_DOUBT * self._of_works(works)[0]
+        return hypot(least, _SURE * sqrt(self._model.variance(rest)))
+
+    def _late(
+        self,
+        intervals: Sequence[EngineInterval],
+        tokens: Mapping[str, float],
+        begun: float,
+        edges: tuple[float, float],
+    ) -> dict[str, float]:
+        """By type, the tokens that are computed in a window and counted before or after it.
+
+        ``begun`` is the part of its requests that are.
+        """
+        page = intervals[-1].progress.page
+        if page.moves is Moves.FINISH:
+            return {way: begun * count for way, count in tokens.items()}
+        prompts = sum(each.progress.figures.get(Figure.PROMPTS, 0.0) for each in intervals)
+        # A prompt is computed in parts, and perhaps counted at its end.
+        late = tokens["input"] / prompts if prompts else 0.0
+        if page.moves is Moves.LOG_INTERVAL:
+            lag = page.lag * sqrt(sum(each**2 for each in edges))
+            return {"input": late, "output": hypot(lag, _SURE * sqrt(2) * _late_tokens(intervals))}
+        if not prompts and any(edges):
+            known = self._prompt_tokens / self._prompts if self._prompts else inf
+            late = min(known, sum(tokens.values()))
+        return {"input": late, "output": 0.0}
 
     def _divided(
         self,
         window: Sequence[tuple[EngineInterval, _IntervalWork]],
-        energy: float,
-        doubt: float,
+        active: Estimate,
         tokens: Mapping[str, float],
+        late: Mapping[str, float],
     ) -> dict[str, Estimate]:
-        """The energy of an input and an output token; none if the model is not identified."""
-        works = [work.tokens for _, work in window if work.tokens is not None]
-        if len(works) < len(window) or not self._model.identified([""]):
+        """The energy of an input and an output token, of the energy of a window's work."""
+        whole = _sums(window)[""]
+        modelled = self._model.coefficients("").of(whole)
+        if not whole.iterations or not self._times("").iteration or modelled <= 0:
             return {}
-        whole = TokenWork(*(sum(column) for column in zip(*works, strict=True)))
-        if not whole.iterations or not min(tokens["input"], tokens["output"]):
-            return {}
-        waited = sum(each.end - each.start for each, _ in window) / SECOND - whole.active
-        active = energy - min(energy, self._model.idle_power * max(0.0, waited))
-        rates = self._model.coefficients("")
-        prompts = sum(work.prompts for _, work in window)
-        # An iteration that computes a prompt shares with it and with those in decode.
-        share = prompts / whole.iterations / (1 + whole.decode / whole.iterations)
-        common = rates.iterations * whole.iterations + rates.active * whole.active
-        own = rates.prefill * whole.prefill
-        modelled = own + rates.decode * whole.decode + common
-        if modelled <= 0 or active <= 0:
-            return {}
-        prompt = active * (own + min(1.0, share) * common) / modelled
-        rest = active - prompt
-        spread = _SURE * sqrt(self._model.variance({"": TokenWork(whole.prefill, *(0.0,) * 5)}))
-        spread = sqrt(spread**2 + (_LEAST_DOUBT * rest) ** 2 + doubt**2)
-        return {
-            way: Estimate(part / tokens[way], spread / tokens[way])
-            for way, part in (("input", prompt), ("output", rest))
-        }
+        page = window[-1][0].progress.page
+        part = self._prompt_part(whole, modelled, page)
+        found = {}
+        for way, one in (("input", part.value), ("output", 1 - part.value)):
+            least = _LEAST_DOUBT * (1 - part.value)
+            spread = hypot(active.value * hypot(part.uncertainty, least), active.uncertainty)
+            found[way] = _quotient(Estimate(active.value * one, spread), tokens[way], late[way])
+        return found
+
+    def _prompt_part(self, whole: TokenWork, modelled: float, page: EnginePage) -> Estimate:
+        """The part of prompts in the ``modelled`` microjoules of the ``whole`` work."""
+        rates, times, prompts = self._model.coefficients(""), self._times(""), whole.attention
+        iteration = rates.iterations + rates.active * times.iteration
+        time = times.prompt * prompts + times.prefill * whole.prefill  # of iterations with prompts
+        energy = rates.attention * prompts + rates.prefill * whole.prefill + rates.active * time
+        iterations = others = unsure = 0.0
+        if page.mixed:
+            decode = whole.decode / (whole.iterations + prompts)
+            shared = decode / (1 + decode)  # part of the requests in an iteration with a prompt
+            power = self._active_power(((iteration, times.iteration), (energy, time)))
+            # The active power of their time, and the rest of an iteration without prompts.
+            longer = time - times.iteration * prompts
+            others = shared * min(energy, power.value * longer + iteration * prompts)
+            unsure = shared * power.uncertainty * abs(longer)
+            # The active power follows from the energy of an iteration.
+            iterations = -shared * (time / times.iteration + prompts) / 2
+        value = (energy - others) / modelled
+        active = time + times.iteration * iterations
+        own = TokenWork(whole.prefill, prompts, 0.0, 0.0, iterations, active)
+        # The energy of the whole is measured: only the error of the part counts.
+        rest = TokenWork(*(each - value * all_ for each, all_ in zip(own, whole, strict=True)))
+        error = _SURE * sqrt(self._model.variance({"": rest}))
+        return Estimate(min(1.0, value), (unsure + error) / modelled)
+
+    def _active_power(self, bounds: Iterable[tuple[float, float]]) -> Estimate:
+        """The middle of the possible active powers, in microjoules a second.
+
+        ``bounds`` are energies of work that takes so many seconds.
+        """
+        most = min((energy / time for energy, time in bounds if time > 0), default=0.0)
+        least = min(most, self._idle_power)
+        return Estimate((most + least) / 2, (most - least) / 2)
+
+    def _is_learned(self, labels: Iterable[str]) -> bool:
+        return all(isfinite(self._model.error(label)) for label in labels)
+
+    def _of_works(self, works: Mapping[str, TokenWork]) -> list[float]:
+        """The learned energies of works in microjoules, of this engine first."""
+        return [self._model.coefficients(label).of(work) for label, work in works.items()]
+
+    @property
+    def _rested(self) -> bool:
+        """True if the power while the engine waits is known."""
+        return self._idle_time >= _IDLE_ENOUGH
+
+    @property
+    def _idle_power(self) -> float:
+        """Microjoules a second while the engine waits; 0 if it is not known."""
+        return max(0.0, self._idle_energy / self._idle_time) if self._rested else 0.0
 
 
-def _quotient(energy: float, doubt: float, count: float, late: float) -> Estimate:
+def _late_tokens(intervals: Sequence[EngineInterval]) -> float:
+    """The standard deviation of generated tokens that are not counted at the end of an interval.
+
+    One interval lacks what the next one has, so neighbours' deviations from the mean pace have the
+    negative of its square as covariance.
+    """
+    figures = [each.progress.figures for each in intervals]
+    paces = [
+        found.get(Figure.ITERATIONS, float(each.end - each.start))
+        for found, each in zip(figures, intervals, strict=True)
+    ]
+    if not any(paces):
+        return 0.0
+    counts = [found.get(Figure.DECODED, found.get(Figure.OUTPUT, 0.0)) for found in figures]
+    mean = sum(counts) / sum(paces)
+    rests = [count - mean * pace for count, pace in zip(counts, paces, strict=True)]
+    neighbours = [one * other for one, other in pairwise(rests)]
+    return sqrt(max(0.0, -sum(neighbours) / max(1, len(neighbours))))
+
+
+def _waited(intervals: Iterable[EngineInterval], works: Mapping[str, TokenWork]) -> float:
+    """The seconds of intervals beyond the ``works`` in them."""
+    seconds = sum(each.end - each.start for each in intervals) / SECOND
+    return max(0.0, seconds - sum(each.active for each in works.values()))
+
+
+def _common(interval: EngineInterval) -> Microjoules:
+    """The energy of this engine and those beside it."""
+    return interval.energy if interval.common is None else interval.common
+
+
+def _sums(window: Sequence[tuple[EngineInterval, _IntervalWork]]) -> dict[str, TokenWork]:
+    """The work of a window by label; empty if some of it is unknown."""
+    works = [work.works for _, work in window]
+    return {
+        label: TokenWork(*(sum(each) for each in zip(*(one[label] for one in works), strict=True)))
+        for label in (works[0] if all(works) else ())
+    }
+
+
+def _quotient(energy: Estimate, count: float, late: float) -> Estimate:
     """Energy for each of ``count``, which may be off by ``late``."""
-    value = energy / count
-    if not energy:
+    value, doubt = energy.value / count, energy.uncertainty
+    if not energy.value:
         return Estimate(0.0, inf)  # tokens cost energy: how much is unknown
-    return Estimate(value, value * sqrt((doubt / energy) ** 2 + (late / count) ** 2))
+    return Estimate(value, hypot(doubt, energy.value * late / count) / count)
 
 
 def edge_doubt(step: Microjoules, length: int, reading: int) -> float:

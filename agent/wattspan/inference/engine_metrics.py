@@ -26,9 +26,12 @@ class Figure(ModelEnum):
     COMPUTED = "computed"  # prompt tokens that were computed
     CACHED = "cached"  # prompt tokens from the prefix cache
     OUTPUT = "output"  # generated tokens
+    DECODED = "decoded"  # those but the first of each request, where they are counted sooner
     REQUESTS = "requests"  # finished requests
     PROMPTS = "prompts"  # prompts whose first token was generated
-    ITERATIONS = "iterations"  # forward passes with at least one generated token
+    ITERATIONS = "iterations"  # forward passes that generated tokens
+    DECODE = "decode"  # seconds that requests have waited for tokens but their first ones
+    PREFILL = "prefill"  # seconds in which the prompts of finished requests were computed
     RUNNING = "running"  # requests in the batch, now
 
 
@@ -45,10 +48,13 @@ class Moves(ModelEnum):
 
 
 class Series(NamedTuple):
-    """The samples of one name that have these labels."""
+    """The samples of one name that have these labels, of each one of the given values."""
 
     name: str
-    where: tuple[tuple[str, str], ...] = ()
+    where: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def has(self, labels: Mapping[str, str]) -> bool:
+        return all(labels.get(name) in values for name, values in self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,9 @@ class EnginePage:
     ``only`` are names that this page has and no other engine's; ``never`` are prefixes of names
     that others have which reuse its names. ``without`` are names of a newer version. ``ranks`` are
     labels by which the same tokens appear several times. ``cached`` says whether the counter of
-    prompt tokens includes those from the prefix cache.
+    prompt tokens includes those from the prefix cache, ``first`` whether that of generated tokens
+    includes the first one of a request. ``mixed``: prompts are computed beside generated tokens;
+    otherwise in passes of their own, which are no iterations.
     """
 
     kind: str
@@ -73,7 +81,9 @@ class EnginePage:
     path: str = "/metrics"
     switch: str = "default"
     note: str = ""
-    lag: int = 0  # iterations by which the counters of a log interval are late at most
+    lag: int = 0  # iterations by which counters that do not move with each one are late
+    first: bool = True
+    mixed: bool = True
 
     @property
     def names(self) -> frozenset[str]:
@@ -93,6 +103,7 @@ _VLLM_MARKS = ("vllm:iteration_tokens_total_count", "vllm:cache_config_info")
 _REUSED = ("mlx_serve:", "atom:", "sglang:")
 _SGLANG_TOKENS = "sglang:realtime_tokens_total"
 _SGLANG_RANKS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
+_SGLANG_DECODE = (("mode", ("decode_cuda_graph", "decode_none")),)
 _SGLANG = {
     Figure.REQUESTS: Series("sglang:num_requests_total"),
     Figure.PROMPTS: Series("sglang:time_to_first_token_seconds_count"),
@@ -108,8 +119,10 @@ PAGES = (
     EnginePage(
         "vllm", "with `prompt_tokens_by_source` (0.18)", Moves.ITERATION, True,
         _VLLM | {
-            Figure.COMPUTED: Series(_BY_SOURCE, (("source", "local_compute"),)),
+            Figure.COMPUTED: Series(_BY_SOURCE, (("source", ("local_compute",)),)),
             Figure.CACHED: Series("vllm:prompt_tokens_cached_total"),
+            Figure.DECODE: Series("vllm:inter_token_latency_seconds_sum"),
+            Figure.PREFILL: Series("vllm:request_prefill_time_seconds_sum"),
         },
         only=(*_VLLM_MARKS, _BY_SOURCE), never=_REUSED,
         note="data-parallel parts (`engine`) are summed",
@@ -122,12 +135,16 @@ PAGES = (
     EnginePage(
         "sglang", "with `realtime_tokens` (December 2025)", Moves.LOG_INTERVAL, True,
         _SGLANG | {
-            Figure.COMPUTED: Series(_SGLANG_TOKENS, (("mode", "prefill_compute"),)),
-            Figure.CACHED: Series(_SGLANG_TOKENS, (("mode", "prefill_cache"),)),
-            Figure.OUTPUT: Series(_SGLANG_TOKENS, (("mode", "decode"),)),
+            Figure.COMPUTED: Series(_SGLANG_TOKENS, (("mode", ("prefill_compute",)),)),
+            Figure.CACHED: Series(_SGLANG_TOKENS, (("mode", ("prefill_cache",)),)),
+            Figure.OUTPUT: Series(_SGLANG_TOKENS, (("mode", ("decode",)),)),
+            Figure.DECODED: Series("sglang:inter_token_latency_seconds_count"),
+            Figure.ITERATIONS: Series("sglang:cuda_graph_passes_total", _SGLANG_DECODE),
         },
-        only=(_SGLANG_TOKENS,), ranks=_SGLANG_RANKS, switch="`--enable-metrics`", lag=40,
-        note="recomputed tokens count again; ranks count once; `--decode-log-interval` up to 40",
+        only=(_SGLANG_TOKENS,), ranks=_SGLANG_RANKS, switch="`--enable-metrics`", lag=50,
+        first=False, mixed=False,
+        note="recomputed tokens count again; ranks count once; split without"
+        " `--enable-mixed-chunk`",
     ),
     EnginePage(
         "sglang", "without it (0.4)", Moves.FINISH, True,
@@ -226,10 +243,20 @@ class EngineReading(NamedTuple):
     samples: Mapping[Figure, Mapping[_Labels, float]]
     models: frozenset[str]
 
-    def sum(self, figure: Figure) -> float | None:
-        """The sum of a figure over all labels; None if the page lacks it."""
+    def sum(self, figure: Figure, model: str | None = None) -> float | None:
+        """The sum of a figure over all labels, or those of a model; None if the page lacks it."""
         samples = self.samples.get(figure)
-        return sum(samples.values()) if samples else None
+        if not samples:
+            return None
+        return sum(
+            value for labels, value in samples.items() if model is None or model == _model(labels)
+        )
+
+
+def _model(labels: _Labels) -> str:
+    """The model that labels name; "" for none."""
+    found = dict(labels)
+    return next((found[name][:_MAX_MODEL] for name in _MODEL_LABELS if name in found), "")
 
 
 def scan(body: bytes, names: Collection[str]) -> dict[str, list[tuple[_Labels, float]]]:
@@ -311,29 +338,30 @@ def _reading(page: EnginePage, samples: Mapping[str, list[tuple[_Labels, float]]
     found: dict[Figure, dict[_Labels, float]] = {}
     models: set[str] = set()
     for figure, series in page.series.items():
-        wanted = set(series.where)
         for labels, value in samples.get(series.name, ()):
-            if not wanted <= set(labels):
+            if not series.has(dict(labels)):
                 continue
             key = tuple(one for one in labels if one[0] not in page.ranks)
             own = found.setdefault(figure, {})
             own[key] = max(value, own.get(key, 0.0))  # ranks report the same tokens
             if figure in (Figure.OUTPUT, Figure.REQUESTS):
-                models.update(text[:_MAX_MODEL] for name, text in labels if name in _MODEL_LABELS)
-    return EngineReading(page, found, frozenset(models))
+                models.add(_model(labels))
+    return EngineReading(page, found, frozenset(models - {""}))
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """The work of an engine between two readings; a figure that its page lacks is missing.
 
-    ``running`` are the requests in the batch at both readings; None if that is unknown.
+    ``running`` are the requests in the batch at both readings; None if that is unknown. ``models``
+    are the parts of each model, without ``running``, if the page has several.
     """
 
     page: EnginePage
     figures: Mapping[Figure, float] = field(default_factory=dict)
     running: tuple[float, float] | None = None
     model: str = ""  # "" for several, or none
+    models: tuple[Progress, ...] = ()
 
     @property
     def tokens(self) -> Mapping[str, float]:
@@ -342,7 +370,10 @@ class Progress:
         prompt = found.get(Figure.INPUT)
         if prompt is None and Figure.COMPUTED in found:
             prompt = found[Figure.COMPUTED] + found.get(Figure.CACHED, 0.0)
-        both = {"input": prompt, "output": found.get(Figure.OUTPUT)}
+        output = found.get(Figure.DECODED, found.get(Figure.OUTPUT))
+        if output is not None and not self.page.first:
+            output += found.get(Figure.PROMPTS, 0.0)
+        both = {"input": prompt, "output": output}
         return {way: count for way, count in both.items() if count is not None}
 
 
@@ -366,9 +397,27 @@ def progress(before: EngineReading, after: EngineReading, *, whole: bool = True)
         found[figure] = sum(new.values()) - sum(old.values())
         if found[figure] > _MOST:
             return None
-    first, last, models = before.sum(Figure.RUNNING), after.sum(Figure.RUNNING), after.models
+    first, last, models = (
+        before.sum(Figure.RUNNING),
+        after.sum(Figure.RUNNING),
+        sorted(after.models),
+    )
     running = None if first is None or last is None else (first, last)
-    return Progress(after.page, found, running, next(iter(models)) if len(models) == 1 else "")
+    if len(models) == 1:
+        return Progress(after.page, found, running, models[0])
+    parts = tuple(_of_model(before, after, found, model) for model in models)
+    return Progress(after.page, found, running, "", parts)
+
+
+def _of_model(
+    before: EngineReading, after: EngineReading, figures: Collection[Figure], model: str
+) -> Progress:
+    """The part of a model in the progress of ``figures``."""
+    found = {
+        figure: (after.sum(figure, model) or 0.0) - (before.sum(figure, model) or 0.0)
+        for figure in figures
+    }
+    return Progress(after.page, found, None, model)
 
 
 def page_paths(kind: str) -> tuple[str, ...]:

@@ -11,8 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from wattspan.attribution.top_n import OTHER
 from wattspan.inference.engine_metrics import Figure, Progress
 from wattspan.model import EngineRow, HostRequests, Microjoules
+from wattspan.spans.aggregator import shortened_name
+
+MAX_ROWS = 8
+"""Models and owners of one engine with a row; tokens of further models count as ``other``."""
 
 
 class ProcessStep(NamedTuple):
@@ -49,15 +54,19 @@ class CounterEnergy:
             self.used = self.used or step.energy > 0
 
     def between(self, start: int, end: int) -> tuple[int, float, int]:
-        """The microjoules of a period, their half-width, and the nanoseconds that are unknown."""
-        total, doubt, missing = 0, 0.0, end - start
+        """The microjoules of a period, their half-width, and the nanoseconds that are unknown.
+
+        Unknown time has the power of the other steps at most.
+        """
+        total, doubt, most, missing = 0, 0.0, 0.0, end - start
         for step in self.steps:
             overlap = min(end, step.end) - max(start, step.start)
             if overlap > 0:
                 total += step.until(end) - step.until(start)
                 doubt += step.doubt * overlap / (step.end - step.start)
+                most = max(most, step.energy / (step.end - step.start))
                 missing -= overlap if step.known else 0
-        return total, doubt, missing
+        return total, doubt + most * missing, missing
 
     def at(self, time: int) -> ProcessStep | None:
         """The step in which a time is."""
@@ -69,7 +78,7 @@ class CounterEnergy:
 
 
 class EngineTotals:
-    """The totals of one model of an engine, which continue from the row of an earlier run."""
+    """The totals of one row of an engine, which continue from the row of an earlier run."""
 
     def __init__(self, earlier: EngineRow) -> None:
         self._key, self._energy, self._requests = earlier.key, earlier.energy, earlier.requests
@@ -78,11 +87,15 @@ class EngineTotals:
         self._host_tokens = Counter[str](earlier.host.tokens)
         self._host_requests = earlier.host.requests
 
-    def add(self, energy: int, done: Progress, parts: Mapping[str, int] | None) -> None:
-        """Add an interval with its GPU energy, and that of the host by part; None if unknown."""
+    def add(self, energy: int | None, done: Progress, parts: Mapping[str, int] | None) -> None:
+        """Add an interval with its GPU energy, and that of the host by part; None if unknown.
+
+        Without GPU energy, ``parts`` that are not None tell only that another row has the host's.
+        """
         tokens = {way: round(count) for way, count in done.tokens.items()}
         requests = done.figures.get(Figure.REQUESTS)
-        self._energy = Microjoules(self._energy + energy)
+        if energy is not None:
+            self._energy = Microjoules((self._energy or 0) + energy)
         self._tokens.update(tokens)
         if requests is not None:
             self._requests = (self._requests or 0) + round(requests)
@@ -90,6 +103,16 @@ class EngineTotals:
             self._parts.update(parts)
             self._host_tokens.update(tokens)
             self._host_requests += round(requests or 0)
+
+    def take_energy(self, other: EngineTotals) -> None:
+        """Take the energy of another row, whose own is unknown from now on."""
+        self._energy = Microjoules((self._energy or 0) + (other._energy or 0))
+        self._parts.update(other._parts)
+        other._energy, other._parts = None, Counter()
+
+    @property
+    def has_energy(self) -> bool:
+        return self._energy is not None
 
     def row(self) -> EngineRow:
         """The totals, without figures of a window."""
@@ -100,3 +123,47 @@ class EngineTotals:
         )
         totals = self._energy, dict(self._tokens), self._requests
         return EngineRow(*self._key, *totals, host=host)
+
+
+class ModelTotals:
+    """The rows of one engine by model and owner, which continue from those of an earlier run.
+
+    The energy of several models on one page is that of a row without a model; that of one which
+    was alone before becomes a part of it.
+    """
+
+    def __init__(self, engine: str, earlier: Iterable[EngineRow] = ()) -> None:
+        self._engine = engine
+        own = (row for row in earlier if row.engine == engine)
+        self._totals = {(row.model, row.owner): EngineTotals(row) for row in own}
+
+    def add(
+        self, owner: str, energy: int, done: Progress, parts: Mapping[str, int] | None
+    ) -> tuple[str, str]:
+        """Add an interval as `EngineTotals.add` does; the model and owner of its energy."""
+        divided = any(key[1] == owner and not one.has_energy for key, one in self._totals.items())
+        models = done.models or ((done,) if divided else ())
+        if not models:
+            key, whole = self._of(shortened_name(done.model), owner)
+            whole.add(energy, done, parts)
+            return key
+        key, whole = self._of("", owner)
+        for part in models:
+            _, one = self._of(shortened_name(part.model), owner)
+            if one is not whole:
+                whole.take_energy(one)
+            one.add(None, part, None if parts is None else {})
+        whole.add(energy, Progress(done.page), parts)
+        return key
+
+    def rows(self) -> dict[tuple[str, str], EngineRow]:
+        """The totals by model and owner, without figures of a window."""
+        return {key: totals.row() for key, totals in self._totals.items()}
+
+    def _of(self, model: str, owner: str) -> tuple[tuple[str, str], EngineTotals]:
+        """The totals of a model, or of those beyond the limit."""
+        key = model, owner
+        if key not in self._totals and len(self._totals) >= MAX_ROWS:
+            key = OTHER, owner if (OTHER, owner) in self._totals else ""
+        new = EngineTotals(EngineRow(self._engine, *key))
+        return key, self._totals.setdefault(key, new)

@@ -172,13 +172,14 @@ class EngineRow:
     ``services`` send spans of the same requests. ``token_energy`` is by ``all``,
     ``input`` and ``output``: microjoules a token of the newest window and the half-width of their
     95 % range, as ``request_energy`` is a request's. ``idle`` is the part of the energy of that
-    window while the engine waited for requests. What is not known is missing or None.
+    window while the engine waited for requests. What is not known is missing or None: of an engine
+    with several models, the energy of each. Its rows have the tokens, one without a model the rest.
     """
 
     engine: str
     model: str
     owner: str
-    energy: Microjoules = Microjoules(0)
+    energy: Microjoules | None = Microjoules(0)
     tokens: Mapping[str, int] = field(default_factory=dict)
     requests: int | None = None
     token_energy: Mapping[str, tuple[int, int]] = field(default_factory=dict)

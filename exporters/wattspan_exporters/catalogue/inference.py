@@ -115,18 +115,21 @@ def _per_request(which: int) -> Draw:
     )
 
 
-def _known(figure: str) -> Draw:
+def _known(figure: str, *, metered: bool = False) -> Draw:
     """A figure of every engine that has it."""
     value = attrgetter(figure)
     return _engines(
         lambda row: [] if value(row) is None else [((), value(row))],
-        metered=False,
+        metered=metered,
     )
 
 
 def _host_requests(row: EngineRow) -> Iterable[Sample]:
-    """None of an engine that does not count its requests, or has no known energy."""
-    counted = row.requests is not None and bool(row.host.energy)
+    """None of an engine that does not count its requests, or has no known energy.
+
+    Of several models of one, another row has the energy.
+    """
+    counted = row.requests is not None and bool(row.host.energy or row.host.tokens)
     return [((), row.host.requests)] if counted else []
 
 
@@ -182,7 +185,7 @@ INFERENCE = (
            (*_MODEL, "role", "token_type"), _of_rows("unmetered", "tokens"), lasting=True),
     Metric("wattspan.gen_ai.engine.energy", COUNTER, "J",
            "GPU energy of a serving engine whose page is read, idle time included.",
-           (*_ENGINE, "provenance"), _engines(lambda row: [((), row.energy)]), lasting=True),
+           (*_ENGINE, "provenance"), _known("energy", metered=True), lasting=True),
     Metric("wattspan.gen_ai.engine.tokens", COUNTER, "{token}",
            "Tokens by the counters of a serving engine; cached ones included, as far as it counts "
            "them. Spans may report the same tokens: never add the two.",
@@ -227,7 +230,8 @@ INFERENCE = (
 def proposed_energy(snapshot: Snapshot) -> Iterator[Sample]:
     provenance = snapshot.provenance.get(HwType.GPU, "")
     for row in snapshot.spans.engines:
-        yield (row.model, snapshot.host, row.engine, row.owner, provenance), row.energy
+        if row.energy is not None:
+            yield (row.model, snapshot.host, row.engine, row.owner, provenance), row.energy
 
 
 # Draft of aitra-meter for OpenTelemetry's semantic-conventions-genai, July 2026:

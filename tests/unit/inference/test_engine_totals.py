@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wattspan.inference.engine_metrics import PAGES, Figure, Progress
-from wattspan.inference.engine_totals import CounterEnergy, EngineTotals, ProcessStep
+from wattspan.inference.engine_totals import (
+    MAX_ROWS,
+    CounterEnergy,
+    EngineTotals,
+    ModelTotals,
+    ProcessStep,
+)
 from wattspan.model import EngineRow, HostRequests
 
 STEPS = [ProcessStep(0, 10, 101, 4.0), ProcessStep(10, 20, 50), ProcessStep(30, 40, 7, known=False)]
@@ -22,11 +28,17 @@ def test_step_with_a_reading_is_divided_by_time() -> None:
     counter = _counter()
     assert counter.between(0, 5) == (50, 2.0, 0)
     assert counter.between(5, 15) == (51 + 25, 2.0, 0)
-    assert counter.between(15, 25) == (25, 0.0, 5)
+    assert counter.between(15, 25) == (25, 5 * 50 / 10, 5)
+
+
+def test_time_without_a_step_is_part_of_the_uncertainty() -> None:
+    counter = CounterEnergy()
+    counter.add([ProcessStep(0, 100, 1000, 5.0), ProcessStep(110, 200, 1800)])
+    assert counter.between(0, 200) == (2800, 5 + 10 * 20, 10)
 
 
 def test_step_with_an_unknown_part_counts_as_missing() -> None:
-    assert _counter().between(30, 40) == (7, 0.0, 10)
+    assert _counter().between(30, 40) == (7, 7.0, 10)
 
 
 def test_step_of_a_time_is_found() -> None:
@@ -77,3 +89,61 @@ def test_requests_that_an_engine_does_not_count_are_unknown() -> None:
     row = totals.row()
     assert row.requests is None
     assert (row.host.requests, row.host.tokens) == (0, {"output": 7})
+
+
+# ------------------------------------------------------------------------- several models
+
+
+def _done(**output: int) -> Progress:
+    """The work of some models of one page."""
+    parts = [
+        Progress(PAGES[0], {Figure.OUTPUT: float(count), Figure.REQUESTS: 1.0}, model=name)
+        for name, count in output.items()
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    figures = {Figure.OUTPUT: float(sum(output.values())), Figure.REQUESTS: float(len(parts))}
+    return Progress(PAGES[0], figures, models=tuple(parts))
+
+
+def test_models_of_one_page_have_tokens_and_one_row_has_their_energy() -> None:
+    totals = ModelTotals("chat")
+    assert totals.add("ann", 100, _done(a=30, b=50), {"gpu": 100, "cpu": 20}) == ("", "ann")
+    assert totals.add("ann", 10, _done(a=7), None) == ("", "ann")
+    rows = totals.rows()
+    whole, first, second = (rows[name, "ann"] for name in ("", "a", "b"))
+    assert (whole.energy, whole.tokens, whole.requests) == (110, {}, None)
+    assert whole.host == HostRequests({"gpu": 100, "cpu": 20}, {}, 0)
+    assert (first.energy, first.tokens, first.requests) == (None, {"output": 37}, 2)
+    assert first.host == HostRequests({}, {"output": 30}, 1)
+    assert (second.energy, second.tokens, second.requests) == (None, {"output": 50}, 1)
+
+
+def test_model_that_was_alone_keeps_its_tokens_beside_others() -> None:
+    totals = ModelTotals("chat")
+    assert totals.add("ann", 100, _done(a=30), {"gpu": 100, "cpu": 20}) == ("a", "ann")
+    totals.add("ann", 10, _done(a=7, b=5), {"gpu": 10, "cpu": 2})
+    later = ModelTotals("chat", [*totals.rows().values(), EngineRow("other", "a", "ann")])
+    assert later.rows() == totals.rows()
+    later.add("ann", 1, _done(a=1), None)
+    rows = later.rows()
+    assert rows["", "ann"].energy == 111
+    assert rows["", "ann"].host.energy == {"gpu": 110, "cpu": 22}
+    assert rows["a", "ann"].energy is None
+    assert rows["a", "ann"].tokens == {"output": 38}
+
+
+def test_part_without_a_model_is_in_the_row_of_the_energy() -> None:
+    totals = ModelTotals("chat")
+    totals.add("ann", 10, _done(**{"": 7, "b": 5}), None)
+    row = totals.rows()["", "ann"]
+    assert (row.energy, row.tokens) == (10, {"output": 7})
+
+
+def test_models_of_one_page_are_bounded() -> None:
+    totals = ModelTotals("chat")
+    totals.add("ann", 10, _done(**{f"m{n}": 5 for n in range(2 * MAX_ROWS)}), None)
+    rows = totals.rows()
+    assert len(rows) == MAX_ROWS + 1
+    assert rows["other", ""].tokens == {"output": 5 * (MAX_ROWS + 1)}
+    assert rows["", "ann"].energy == 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,9 +20,10 @@ from wattspan.inference.engine_metrics import MAX_BODY
 from wattspan.model import Checkpoint, Consumer, EngineRow, Microjoules, PayerInfo, Principal
 from wattspan.model.settings import Duration
 from wattspan.processes.inspector import LiveProcess, SocketOwner
+from wattspan.service.engine_finder import EngineFinder
+from wattspan.service.engine_neighbours import EngineNeighbours
 from wattspan.service.engine_scraper import (
     PAUSE,
-    EngineFinder,
     EngineScraper,
     _rounded,
     engine_rows,
@@ -130,9 +132,11 @@ class Stage:
         self,
         processes: Sequence[Mapping[str, Any]] = ENGINE,
         listener: str | None = "api",
+        host: TokenHost | None = None,
+        neighbours: EngineNeighbours | None = None,
         **settings: Any,
     ) -> None:
-        self.host = TokenHost(processes)
+        self.host = host or TokenHost(processes)
         self.kernel = Kernel(self.host, listener)
         self.host.run(1)
         self.answer: Answer | None = None
@@ -148,6 +152,7 @@ class Stage:
         self.scraper = EngineScraper(
             self.settings, self.host.clock, self.host.history, finder, self.pages,
             observe=lambda *page: self.offered.append(page),
+            neighbours=neighbours,
         )  # fmt: skip
 
     def _page(self, path: str) -> Answer:
@@ -710,6 +715,108 @@ def test_spans_and_page_of_an_engine_are_the_same_joules_and_tokens() -> None:
     used = total_usage(spans_between(None, saved).values())
     assert (used.tokens_in, used.tokens_out) == (400 * count, 100 * count)
     assert sum(used.energy.values()) == sum(spans.energy.values())
+
+
+# ------------------------------------------------------ uncertainty, models, and neighbours
+
+
+def test_figures_vanish_once_another_program_of_the_user_may_be_the_engine() -> None:
+    """Until its first energy, the other program is not known to use a GPU."""
+    stage = _unprivileged((*ENGINE, {"name": "api2"}, {"name": "worker2", "parent": "api2"}))
+    (row,) = stage.run(120)
+    assert row.token_energy
+    stage.host.processes["worker2"] = {**stage.host.processes["worker2"], "gpu": "g0"}
+    (row,) = stage.run(15)
+    assert "several programs" in stage.failure
+    assert not row.token_energy
+
+
+def _two_models(stage: Stage) -> Callable[[str], Answer]:
+    begin = stage.host.clock.monotonic()
+
+    def answer(path: str) -> Answer:
+        first = stage._page(path)
+        tokens = 20 * (stage.host.clock.monotonic() - begin) // 10**9
+        if isinstance(first, HttpAnswer) and first.status == 200:
+            second = page(VLLM, "b", prompt=tokens, generated=tokens, finished=tokens // 100)
+            return HttpAnswer(200, first.body + second)
+        return first
+
+    return answer
+
+
+def test_models_of_one_engine_have_rows_of_tokens_and_one_row_has_their_energy() -> None:
+    stage = Stage()
+    (alone,) = stage.run(60)
+    stage.pages._answer = _two_models(stage)
+    rows = {row.model: row for row in stage.run(120)}
+    assert rows.keys() == {"", "m", "b"}
+    assert rows["m"].tokens["output"] > alone.tokens["output"]
+    assert (rows["m"].energy, rows[""].tokens, rows[""].requests) == (None, {}, None)
+    assert rows[""].energy > alone.energy
+    tokens = sum(rows[name].tokens["output"] for name in ("m", "b"))
+    assert rows[""].energy == pytest.approx(WATTS * 1e6 * tokens / 70, rel=0.2)
+    assert rows[""].token_energy
+    stage.pages._answer = stage._page  # its other series are gone: the page is another one's
+    later = {row.model: row for row in stage.run(60)}
+    assert later.keys() == rows.keys()
+    assert later["m"].tokens["output"] > rows["m"].tokens["output"]
+
+
+SECOND_ENGINE = (
+    {"name": "api2", "unit": "two.service"},
+    {"name": "worker2", "parent": "api2", "gpu": "g0", "unit": "two.service"},
+)
+
+
+def test_engines_of_one_owner_on_one_board_have_the_energy_of_their_work() -> None:
+    """Iterations of one take 10 ms, of the other 30 ms, at the same power."""
+    host, neighbours = TokenHost((*ENGINE, *SECOND_ENGINE)), EngineNeighbours()
+    stages = [
+        Stage(listener=listener, host=host, neighbours=neighbours, name=listener)
+        for listener in ("api", "api2")
+    ]
+    host.run(3)
+    chance, done = random.Random(4), [0, 0]
+
+    def answers(at: int) -> Callable[[str], Answer]:
+        def answer(path: str) -> Answer:
+            if path != "/metrics":
+                return HttpAnswer(404, b"")
+            count = done[at]
+            return HttpAnswer(
+                200,
+                page(
+                    VLLM, "m", prompt=count, computed=count, generated=4 * count, iterations=count,
+                    prompts=count // 50, finished=count // 50, running=4,
+                ),
+            )  # fmt: skip
+
+        return answer
+
+    for at, stage in enumerate(stages):
+        stage.pages._answer = answers(at)
+    first = [0, 0]
+    for number in range(80):
+        for stage in stages:
+            stage.scraper.turn()
+        if number == 67:
+            first = list(done)
+        one = chance.randint(50, 400)
+        done[0], done[1] = done[0] + one, done[1] + (500 - one) // 3
+        host.run(5)
+    for stage, seconds, counts in zip(
+        stages, (0.01, 0.03), ((done[0] - first[0]), (done[1] - first[1])), strict=True
+    ):
+        (row,) = stage.scraper.rows
+        assert counts
+        value, uncertainty = row.token_energy["all"]
+        truth = WATTS * 1e6 * seconds / 5
+        assert value == pytest.approx(truth, rel=0.1)
+        assert abs(value - truth) <= uncertainty
+        assert row.host.energy["gpu"] == row.energy
+        ticks = row.energy / (WATTS * TICK / 1000 / len(stages))
+        assert row.host.energy["cpu"] == pytest.approx(len(ENGINE) * CPU_SHARE * ticks, rel=1e-6)
 
 
 # ---------------------------------------------------------------------- a real connection
