@@ -52,6 +52,7 @@ MAX_DOUBT = 0.5
 _SURE = 2.5  # standard deviations of the stated uncertainty, as of single requests
 _LEAST_DOUBT = 0.02  # of what the model divides: it is simpler than an engine
 _DRIFT, _PAST = 0.9, 4  # the part of the mean of so many intervals that is subtracted
+_LITTLE = 0.01  # of an interval: shorter waiting is an error of the times
 _IDLE_MEMORY, _IDLE_ENOUGH = 600.0, 10.0  # seconds of waiting
 _EDGE = 0.5  # of the energy of a counter's step in which a window begins or ends
 
@@ -201,7 +202,7 @@ class EngineEnergy:
             label: work._replace(active=0.0 if label else seconds) for label, work in works.items()
         }
         waited = seconds - sum(work.active for work in works.values())
-        if waited > 0 and (waited == seconds or self._is_learned(works)):
+        if waited > _LITTLE * seconds and (waited == seconds or self._is_learned(works)):
             kept = max(0.0, 1 - waited / _IDLE_MEMORY)
             self._idle_energy = self._idle_energy * kept + energy - sum(self._of_works(works))
             self._idle_time = self._idle_time * kept + waited

@@ -14,6 +14,7 @@ from wattspan.model import (
     Consumer,
     DevicePod,
     DomainAccount,
+    EngineRow,
     Footprint,
     GapReason,
     HostRequests,
@@ -250,6 +251,16 @@ def test_histogram_is_three_counters() -> None:
     assert drawn_buckets[*labels, "+Inf"] == observations
     assert {names[:-1] for names in drawn_buckets} == {labels}
     assert (total.unit, buckets.labels[-1]) == ("J", "le")
+
+
+def test_model_of_an_engine_with_several_has_tokens_and_no_energy() -> None:
+    host = full_host()
+    rows = (EngineRow("chat", "", "o"), EngineRow("chat", "a", "o", None, {"output": 5}))
+    host = replace(host, spans=replace(host.spans, engines=rows))
+    energy = drawn("wattspan_gen_ai_engine_energy_joules_total", host)
+    assert [labels[1] for labels in energy] == [""]
+    tokens = drawn("wattspan_gen_ai_engine_tokens_total", host)
+    assert tokens == {("chat", "a", "o", "output"): 5}
 
 
 def test_other_metric_is_no_histogram() -> None:
