@@ -32,6 +32,7 @@ class Standing(Closeable):
         return SystemClock.tick()
 
     lifeline = ()
+    counters = EmulatedHost.counters
     nvml = EmulatedHost.nvml
     amdsmi = EmulatedHost.amdsmi
 
