@@ -41,6 +41,7 @@ TESTED = {
     r"opentelemetry-instrument|OTEL_SERVICE_NAME=shop": (
         "flow/test_otel_instrumented.py", "opentelemetry-instrument"),
     r"frontier run": ("flow/test_frontier.py", "frontier"),
+    r"wattspan fleet": ("flow/test_run_a_fleet.py", "fleet"),
     r"advise trainer": ("flow/test_advise.py", "advise"),
     r"tune explain trainer": ("flow/test_tune_cli.py", "explain"),
     r"grep engine_token_energy": ("flow/test_inference_energy.py", "measure-llm-requests.md"),
@@ -145,8 +146,8 @@ PROFILE = "stage,instruction,frequency,time,energy\n" + "".join(
 
 
 STUDY = (
-    "wattspan frontier run --power 100%,60% --repeat 2 --warm-up 100ms --window 1s"
-    " --unit 'stdout:samples=(\\d+)' -- python train.py"
+    "wattspan frontier run --power 100%,60% --repeat 2 --warm-up 1s --window 5s"
+    " --unit 'stdout:samples=(\\d+)' -- python board.py 16"
 )
 
 
@@ -166,6 +167,7 @@ state_dir = "{agent.state_dir}"
 profile = "one-socket-h100"
 """)
         (self.work / "train.py").write_text(TRAIN)
+        (self.work / "board.py").write_text((ROOT / "examples/settings/train.py").read_text())
         (self.work / "profile.csv").write_text(PROFILE)
         (self.work / "wattspan.toml").write_text(config.read_text())
         (self.work / "bad.toml").write_text("[agent]\nintervall = 1\n")
@@ -178,6 +180,7 @@ profile = "one-socket-h100"
             "PYTHONPATH": str(ROOT / "agent"),
             "WATTSPAN_CONFIG": str(config),
             "WATTSPAN_RUN_DIR": str(agent.run_dir),
+            "WATTSPAN_EMULATED_HOST": str(agent.host),
         }
         self.programs = folder / "bin"
 
@@ -191,8 +194,9 @@ profile = "one-socket-h100"
 
     def form(self, command: Command) -> str:
         """The command as it can be run here: an own port, and an end of what has none."""
-        text = command.text.replace(":9949", f":{self.agent.metrics_port}")
-        text = CONTAINED.sub("wattspan", text)
+        text = CONTAINED.sub("wattspan", command.text)
+        port = 0 if FOREVER.search(text) else self.agent.metrics_port
+        text = text.replace(":9949", f":{port}")
         text = text.replace("/etc/wattspan", f"{self.work}/etc").replace("-g wattspan ", "")
         if FOREVER.search(text):
             own = "WATTSPAN_EXPORTERS_PROMETHEUS_LISTEN=127.0.0.1:0 WATTSPAN_SPANS_HTTP=127.0.0.1:0"
@@ -214,12 +218,13 @@ def test_every_other_command_runs(tmp_path: Path) -> None:
             print(shell.run(STUDY))
             failed = []
             for command in here():
-                shown = shell.run(f"{stage.form(command)}\necho exit=$?")
+                text = stage.form(command)
+                shown = shell.run(f"cd {stage.work}; {text}\necho exit=$?")
                 code = int(shown.rsplit("exit=", 1)[1].split()[0])
                 allowed = next(
                     (codes for word, codes in EXITS.items() if word in command.text), {0}
                 )
-                allowed = allowed | ({124, 130} if FOREVER.search(command.text) else set())
+                allowed = allowed | ({124, 130} if FOREVER.search(text) else set())
                 if code not in allowed:
                     failed.append(f"{command}\n{code}: {shown[-500:]}")
             assert not failed, "\n\n".join(failed)

@@ -36,7 +36,9 @@ def test_loop_of_the_page_is_that_of_the_example() -> None:
 
 
 def test_every_command_of_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
-    with TuningAgent(tmp_path / "agent", config="", environ=operator()) as agent:
+    folder = tmp_path / "agent"
+    folder.mkdir()
+    with TuningAgent(folder, config="", environ=operator()) as agent:
         environ = app_environment(
             WATTSPAN_RUN_DIR=str(agent.running.run_dir),
             WATTSPAN_AGENT_RUN_DIR=str(agent.running.run_dir),
