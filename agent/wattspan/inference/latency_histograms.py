@@ -164,16 +164,20 @@ class LatencyBucket(NamedTuple):
     number: int
 
 
-def observed(before: Histograms, after: Histograms) -> list[LatencyBucket] | None:
+def observed(
+    before: Histograms, after: Histograms, *, whole: bool = False
+) -> list[LatencyBucket] | None:
     """The observations between two pages of one process; None if they are unknown.
 
     They are if a count has fallen, as after a restart, if a bucket or the last bound is missing or
     new, and if less observations are up to a bound than up to a lower one. A series that the
-    earlier page lacks begins with the later one: its counts may be older.
+    earlier page lacks counts from 0 if that page was ``whole``, and else begins with the later one:
+    its counts may be older. A page without any series is never whole.
     """
     found: list[LatencyBucket] = []
-    for labels, old in before.items():
+    for labels in after.keys() | before.keys() if whole and before else before.keys():
         new = after.get(labels, {})
+        old = before.get(labels, dict.fromkeys(new, 0.0))
         if old.keys() != new.keys() or math.inf not in new:
             return None
         bounds = sorted(new)

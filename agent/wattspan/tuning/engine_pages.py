@@ -25,7 +25,7 @@ from wattspan.tuning.decisions.load_cells import LatencyObjective, RequestTimes
 from wattspan.tuning.decisions.values import EnergyPoint
 
 _SLACK = 5 * SECOND
-"""Time that a page may be late, beyond two intervals."""
+"""Time that a page may be late; one may fail if the next one comes within this time, too."""
 
 
 class EnginePages:
@@ -84,6 +84,7 @@ class EngineRequests:
         self._waiting: list[EngineProgress] = []
         self.interval = 0  # of the pages
         self.until = 0  # the end of the last work that was read
+        self._known = 0  # until when the pages continue one another
 
     @property
     def in_flight(self) -> float:
@@ -93,9 +94,12 @@ class EngineRequests:
     def add(self, page: EnginePageRead) -> None:
         """Add the next page."""
         self.interval = page.interval
+        begins = self._load.last is None
         found = self._load.add(page)
         if found is not None:
             self._waiting.append(found)
+        if begins or found is not None:
+            self._known = page.at
 
     def discard(self) -> None:
         """Ignore the work up to the last page."""
@@ -112,8 +116,10 @@ class EngineRequests:
         cause = self._load.missing
         if page is None:
             cause = "the page of its engine was not read yet"
-        elif now - page.at > 2 * self.interval + _SLACK:
+        elif now - page.at > self.interval + min(self.interval, _SLACK) + _SLACK:
             cause = f"the page of its engine was not read for {(now - page.at) // SECOND} s"
+        elif now - self._known > 2 * self.interval + _SLACK and not cause:
+            cause = "the counters on the pages of its engine do not continue one another"
         elif self._settings.classes and not cause:
             cause = "the page of its engine does not tell the lengths of requests: remove `classes`"
         if not self._waiting:

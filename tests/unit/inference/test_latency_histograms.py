@@ -154,7 +154,14 @@ def test_observations_without_the_last_bucket_are_unknown() -> None:
 def test_series_of_a_new_model_begins_with_its_first_page() -> None:
     other = (("model_name", "b"),)
     assert observed(BEFORE, {**BEFORE, other: {INF: 1000.0}}) == []
-    assert observed({}, BEFORE) == []
+    assert observed({}, BEFORE) == observed({}, BEFORE, whole=True) == []
+
+
+def test_series_of_a_new_model_counts_from_zero_after_a_whole_page() -> None:
+    other = (("model_name", "b"),)
+    after = {**BEFORE, other: {INF: 3.0}}
+    assert observed(BEFORE, after, whole=True) == [LatencyBucket(0, None, 3)]
+    assert observed(after, BEFORE, whole=True) is None
 
 
 # ------------------------------------------------------------------------------------ latencies

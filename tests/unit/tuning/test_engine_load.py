@@ -7,7 +7,7 @@ from testbed.latency_pages import LatencyPages
 
 from wattspan.inference.engine_metrics import Figure, read_page
 from wattspan.inference.latency_histograms import LatencyPage
-from wattspan.model import MILLISECOND, SECOND
+from wattspan.model import MILLISECOND, SECOND, Consumer
 from wattspan.tuning.decisions.engine_load import (
     MAX_REQUESTS,
     EngineLoad,
@@ -217,3 +217,71 @@ def test_misses_of_a_page_do_not_come_one_after_the_other() -> None:
     assert len(requests) == 200
     assert len(missed) == 8
     assert missed[-1] - missed[0] > 100
+
+
+# -------------------------------------------------------------------------- pages that mislead
+
+OTHERS = (Consumer(8, 1), Consumer(9, 1))
+
+
+@pytest.mark.parametrize("processes", [OTHERS[1:], OTHERS])
+def test_counters_of_another_process_are_no_continuation(processes: tuple[Consumer, ...]) -> None:
+    """Neither of another engine's, nor of a second listener with the same workers."""
+    load, pages = EngineLoad([TTFT]), LatencyPages()
+    own = OTHERS[1:] if processes == OTHERS else (Consumer(7, 1),)
+    load.add(pages.read(SECOND, SECOND, own, finished=5))
+    pages.first.add(0.2, 900)
+    assert load.add(pages.read(2 * SECOND, SECOND, processes, finished=905)) is None
+    found = load.add(pages.read(3 * SECOND, SECOND, processes, finished=906))
+    assert found.sample.completions == 1
+
+
+def test_requests_without_latencies_are_a_fault_of_the_page() -> None:
+    engine = Engine(TTFT)
+    for _ in range(3):
+        engine.pages.first.add(0.2, 20)
+        engine.page(finished=20)
+        assert engine.load.missing == ""
+    for _ in range(5):
+        assert engine.page(finished=20).requests == []
+    assert "shows too few of the time to the first token" in engine.load.missing
+    for _ in range(6):
+        engine.pages.first.add(0.2, 20)
+        engine.page(finished=20)
+    assert engine.load.missing == ""
+
+
+def test_first_tokens_of_a_burst_suffice_while_it_ends() -> None:
+    engine = Engine(TTFT)
+    engine.pages.first.add(0.2, 300)
+    engine.page(running=300)
+    for left in (200, 100, 0):
+        engine.page(running=left, finished=100)
+    assert engine.load.missing == ""
+
+
+def test_new_series_counts_from_zero_after_a_whole_page() -> None:
+    engine = Engine(TTFT)
+    engine.page(finished=1)
+    other = LatencyPages("other")
+    other.first.add(0.6, 7)
+    page = engine.pages.read(engine.now + SECOND, SECOND, **engine.counts)
+    both = {**page.latencies.first, **other.read(SECOND, SECOND).latencies.first}
+    page = page._replace(latencies=page.latencies._replace(first=both))
+    assert len(engine.load.add(page).requests) == 7
+
+
+def test_duration_of_requests_is_averaged_and_bounded() -> None:
+    engine = Engine(TBT)
+    for _ in range(20):
+        engine.pages.between.add(0.02, 10)
+        engine.page(running=10, finished=10)
+    engine.pages.between.add(0.2)
+    found = engine.page(running=10, finished=1)
+    back = found.sample.start - found.requests[0].start
+    assert back < 15 * SECOND
+    engine.load.forget()
+    engine.page(running=900)
+    engine.pages.between.add(0.2)
+    found = engine.page(running=900, finished=1)
+    assert found.sample.start - found.requests[0].start < 1201 * SECOND

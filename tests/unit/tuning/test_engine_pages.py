@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from testbed.latency_pages import FIRST, LatencyPages
 
-from wattspan.config import ServingEngineSettings
+from wattspan.config import ServingEngineSettings, TunedJobSettings
 from wattspan.inference.engine_metrics import read_page
 from wattspan.inference.latency_histograms import LatencyPage
 from wattspan.model import SECOND, Consumer
-from wattspan.tuning.engine_pages import EnginePages
+from wattspan.model.settings import Duration
+from wattspan.tuning.engine_pages import EnginePages, EngineRequests
 
 PROCESS = Consumer(7, 1)
 
@@ -36,3 +37,32 @@ def test_page_with_too_many_buckets_has_no_latency() -> None:
     lines = "\n".join(f'{FIRST}_bucket{{le="1",n="{n}"}} 1' for n in range(3000))
     (page,) = offered(LatencyPages().body() + lines.encode()).newest()
     assert page.latencies == LatencyPage()
+
+
+def read_at(seconds: int, work: EngineRequests, finished: int) -> str:
+    """The cause after a page that is read each 5 s."""
+    at = seconds * SECOND
+    work.add(LatencyPages().read(at, 5 * SECOND, (PROCESS,), finished=finished))
+    return work.read(at).cause
+
+
+def requests() -> EngineRequests:
+    limit = {"ttft_p90": Duration(SECOND)}
+    job = TunedJobSettings(engine="llm", kind="requests", control="track", slo=limit)
+    return EngineRequests(job)
+
+
+def test_fresh_pages_that_do_not_continue_one_another_are_a_cause() -> None:
+    """As of two replicas behind one port: each second page has less requests."""
+    work = requests()
+    causes = [read_at(5 * number, work, 900 - number) for number in range(1, 6)]
+    assert causes[:3] == ["", "", ""]
+    assert "do not continue one another" in causes[4]
+    assert read_at(30, work, 900) == ""
+
+
+def test_page_that_is_read_seldom_is_soon_late() -> None:
+    work = requests()
+    work.add(LatencyPages().read(SECOND, 60 * SECOND))
+    assert work.read(70 * SECOND).cause == ""
+    assert "was not read for 71 s" in work.read(72 * SECOND).cause

@@ -496,3 +496,34 @@ def test_energy_per_token_is_known_for_long_periods() -> None:
     server.run(600)
     cell = server.state.cells.cell(server.state.load.usual_bin, server.state.setting)
     assert cell.energy_per_token == pytest.approx(1e6 * (1 - 0.1 * server.state.setting), rel=0.1)
+
+
+@pytest.mark.parametrize("begin", [-5 * SECOND, 1])
+def test_long_misses_alarm_though_they_began_before_the_present_setting(begin: int) -> None:
+    """Before the first known load, and at a lower setting that was left."""
+    server = tuned()
+    server.run(20)
+    now = server.now
+    marks = tuple(one._replace(setting=2) for one in server.state.marks[:1])
+    state = server.state._replace(
+        setting=1, changed_at=now // 4, marks=(*marks, server.state.marks[-1]._replace(setting=1))
+    )
+    first = marks[0].at
+    slow = [RequestTimes(first + begin, now, SECOND, SECOND)] * 40
+    sample = LoadSample(now, now + SECOND, 8.0, 8, 8)
+    tracked = track(state, LoadObservation(now + SECOND, sample, slow))
+    assert tracked.reason is DecisionReason.TAIL
+    fast = [RequestTimes(first + begin, now, 1, 1)] * 40
+    tracked = track(state, LoadObservation(now + SECOND, sample, fast))
+    assert tracked.reason is not DecisionReason.TAIL
+
+
+def test_tokens_of_the_present_period_are_not_those_of_the_period_before() -> None:
+    server = NumberedServer()
+    server.run(30)
+    last = server.state.meters[-1].tokens
+    state = server.state._replace(tokens=0.0)
+    late = RequestTimes(server.now - 1, server.now, 1, 1, 10, 10)
+    state = track(state, LoadObservation(server.now, requests=[late]))
+    assert state.meters[-1].tokens == last
+    assert state.tokens == 10

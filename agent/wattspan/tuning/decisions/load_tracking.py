@@ -295,8 +295,12 @@ def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:
     marks = state.marks
     inside = [one for one in marks if request.start < one.at < request.end]
     first = next((one for one in reversed(marks) if one.at <= request.start), None)
-    if first is None:
-        return state  # it began before the first known load
+    latest = request.end - (request.end - request.start) // 2
+    if first is None:  # it began before the first known load
+        missed = any((request.latency(one) or 0) > one.limit for one in state.policy.objectives)
+        if state.alarm is None or not missed or request.end < state.changed_at:
+            return state
+        return state._replace(alarm=state.alarm.add(1, missed))
     during = [first, *inside]
     setting = max(one.setting for one in during)
     number = first.number
@@ -319,12 +323,14 @@ def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:
         counted=tuple(counted),
     )
     alarm = state.alarm
-    # A request counts once, with each of its misses.
-    if alarm is not None and setting == state.setting and (missed or not request.again):
+    # A request counts once, with each of its misses, also if the present setting is that of most
+    # of its time: else long requests would alarm late after a change.
+    present = setting == state.setting or state.changed_at <= latest
+    if alarm is not None and present and (missed or not request.again):
         alarm = alarm.add(1, missed)
     meters, tokens, generated = state.meters, state.tokens, request.output_tokens or 0
     for place in reversed(range(len(meters))):
-        if meters[place].start <= request.end:
+        if meters[place].start <= request.end < meters[place].end:
             one = meters[place]._replace(tokens=meters[place].tokens + generated)
             meters = (*meters[:place], one, *meters[place + 1 :])
             break
