@@ -128,4 +128,5 @@ def serve(host: Host, **more: object) -> TrackedServer:
         SERVICE, host.gpus[0], consumer, span=REQUEST, host=host, **more
     )
     host.jobs.append(server)
+    host.page_intervals[ENGINE] = round(server.interval * SECOND)
     return server

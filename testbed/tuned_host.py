@@ -357,6 +357,7 @@ class Host(ProcessDirectory):
         self.logged: list[str] = []
         self.strangers: list[Consumer] = []
         self.pages: dict[str, EnginePageRead] = {}  # the newest one of each engine
+        self.page_intervals: dict[str, int] = {}
         self._history: dict[str, list[tuple[int, int]]] = {gpu.device: [] for gpu in self.devices}
         settings = settings or quick()
         self.owners: dict[Consumer, Principal | None] = {}
@@ -383,6 +384,7 @@ class Host(ProcessDirectory):
                 records=self._job_records,
                 command=training_command,
                 seed=self.seed,
+                page_intervals=self.page_intervals,
             ),
             host=self.host_view,
             directory=self,

@@ -323,6 +323,7 @@ class TuningAssembly:
             command=self._command_of,
             floor=self.core.config.caps.floor_watts * 1000,
             seed=uuid.getnode() & 0xFFFF,
+            page_intervals={one.label: one.interval for one in self.core.config.serving.engine},
         )
         self.tuner = Tuner(
             self.core.clock,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from wattspan.config import AutotuneSettings
@@ -74,7 +74,7 @@ class TuningContext:
 
     ``search_plan`` begins to search clocks for the ranks of a pipeline, which takes up to seconds.
     ``command`` identifies the program of a process. No cap of any kind is lower than ``floor``, in
-    milliwatts.
+    milliwatts. ``page_intervals`` are those at which the pages of engines are read.
     """
 
     certified: CertifiedStore
@@ -86,6 +86,7 @@ class TuningContext:
     command: Callable[[Consumer], str] = lambda _: ""
     floor: int = 0
     seed: int = 0
+    page_intervals: Mapping[str, int] = field(default_factory=dict)
 
 
 class Strategy(Protocol):

@@ -50,6 +50,7 @@ _RECENT = 50  # requests by which announcements and latencies are judged
 _MIN_RECENT = 20
 _ENOUGH = 0.5  # share of them with a latency
 _ENOUGH_ANNOUNCED = 0.8  # the load is too small by the share of the others
+_SURELY_ANNOUNCED = 0.9  # the share from which spans win again over the page of an engine
 _LATEST_START = 200 * MILLISECOND
 """Largest delay of an announced start behind the start of its span."""
 
@@ -75,7 +76,7 @@ class InFlightRequests:
         self._open: OrderedDict[tuple[Consumer, bytes], int] = OrderedDict()
         self._ended: OrderedDict[tuple[Consumer, bytes], int] = OrderedDict()
         self._known: dict[Consumer, int] = {}  # processes, and since when
-        self._announced: deque[bool] = deque(maxlen=_RECENT)
+        self._announced: deque[tuple[Consumer, bool]] = deque(maxlen=_RECENT)
         self._correction = 0  # request nanoseconds, of starts and ends since the last sample
         self._arrivals = self._completions = 0
 
@@ -85,9 +86,17 @@ class InFlightRequests:
     @property
     def announced(self) -> bool | None:
         """True if the requests are announced as they begin; None if too few have ended."""
+        return self._are_announced(_ENOUGH_ANNOUNCED)
+
+    @property
+    def surely_announced(self) -> bool:
+        """True if so many are that a few do not change this."""
+        return self._are_announced(_SURELY_ANNOUNCED) or False
+
+    def _are_announced(self, share: float) -> bool | None:
         if len(self._announced) < _MIN_RECENT:
             return None
-        return sum(self._announced) >= _ENOUGH_ANNOUNCED * len(self._announced)
+        return sum(known for _, known in self._announced) >= share * len(self._announced)
 
     def watch(self, consumer: Consumer, now: int) -> None:
         """Count the requests of a process from now on."""
@@ -97,6 +106,8 @@ class InFlightRequests:
         """Forget the other processes, and their requests."""
         gone = self._known.keys() - set(living)
         if gone:
+            recent = [one for one in self._announced if one[0] not in gone]
+            self._announced = deque(recent, maxlen=_RECENT)
             for consumer in gone:
                 del self._known[consumer]
             for key in [key for key in self._open if key[0] in gone]:
@@ -123,7 +134,7 @@ class InFlightRequests:
             return  # it may have begun before its process was watched
         at = self._ended.pop(key, None)
         latest = max(_LATEST_START, _LATEST_SHARE * (span.end - span.start))
-        self._announced.append(at is not None and at - span.start <= latest)
+        self._announced.append((consumer, at is not None and at - span.start <= latest))
 
     def sample(self, now: int, requests: Sequence[RequestTimes]) -> LoadSample:
         """The requests in flight since the last sample; ``requests`` became known since then."""
@@ -159,6 +170,39 @@ class InFlightRequests:
         self._completions += 1
         if len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
+
+
+class SpansAndPage:
+    """Compares the announced requests with those of the engine's page.
+
+    The page has those of all spans; it has more if the spans of some processes do not arrive.
+    """
+
+    def __init__(self) -> None:
+        self.agree: bool | None = None  # None: not known yet
+        self._announced = self._shown = 0  # recent requests that have ended
+        self._alone = 0  # how long only the page shows requests in flight
+
+    def add(self, announced: LoadSample, shown: LoadSample | None, in_flight: float) -> None:
+        """Add announced requests, those that the page shows, and its present ones in flight."""
+        self._announced += announced.completions
+        if in_flight >= 1 and not announced.in_flight:
+            self._alone += announced.end - announced.start
+        else:
+            self._alone = 0
+        if shown is None:
+            return
+        self._shown += shown.completions
+        if self._shown >= _MIN_RECENT:
+            share = _ENOUGH_ANNOUNCED if self.agree else _SURELY_ANNOUNCED
+            self.agree = self._announced >= share * self._shown
+        if self._shown >= _RECENT:
+            self._announced = min(self._announced, self._shown) // 2
+            self._shown //= 2
+
+    def alone(self, limit: int) -> bool:
+        """True if only the page has shown requests in flight for longer than ``limit``."""
+        return self._alone > limit
 
 
 class JobRequests:
@@ -393,11 +437,14 @@ class JobWork:
 
     def use(self, settings: TunedJobSettings) -> None:
         """Continue by other settings, without the work that was not read yet."""
+        self._period = settings.period
         self._tracked, self._has_instructions = settings.tracked, bool(settings.pipeline)
         self.units = JobUnits(self._span, settings)
         self.requests = JobRequests(self._span, settings)
         self.instructions = RankInstructions()
         self.engine = EngineRequests(settings) if settings.engine else None
+        self._by_spans, self._compared = False, SpansAndPage()
+        self._until = 0  # the end of the work that was read from the page
 
     def add(self, received: ReceivedSpans, now: int) -> None:
         """Add the work among the spans of one of the job's processes."""
@@ -431,25 +478,26 @@ class JobWork:
         engine = self.engine
         return len(self.in_flight) or (0.0 if engine is None else engine.in_flight)
 
-    @property
-    def page_interval(self) -> int:
-        """The time between two pages of its engine; 0 without one."""
-        return 0 if self.engine is None else self.engine.interval
-
     def read_requests(self, now: int) -> TrackedWork:
         """The load and the requests since the last time.
 
         From announced spans, which are known sooner and in full, or else from the engine's page.
+        Spans are believed while the page, if it is read, does not show more requests.
         """
         requests = self.requests.drain()
         sample = self.in_flight.sample(now, requests)
         if self.engine is None:
             return TrackedWork(sample, requests)
-        if not self.in_flight.announced or self.requests.missing:
-            return self.engine.read(now)
-        self.engine.forget()
-        since = self.engine.until  # the page has told earlier ones
-        return TrackedWork(sample, [one for one in requests if one.end > since])
+        page, compared, announces = self.engine.read(now), self._compared, self.in_flight
+        compared.add(sample, page.sample, self.engine.in_flight)
+        announced = announces.announced if self._by_spans else announces.surely_announced
+        agree = compared.agree is not False  # also while the page is not read any more
+        hidden = compared.alone(2 * max(self.engine.interval, self._period))
+        self._by_spans = bool(announced) and agree and not hidden and not self.requests.missing
+        if not self._by_spans:
+            self._until = self.engine.until
+            return page
+        return TrackedWork(sample, [one for one in requests if one.end > self._until])
 
     def update_living(self, directory: ProcessDirectory, now: int) -> None:
         """Remove the ranks of ended processes; the others keep their numbers."""

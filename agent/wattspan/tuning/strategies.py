@@ -369,7 +369,7 @@ class TrackingStrategy:
         policy = TrackingPolicy(
             tuple(LatencyObjective(*one[1:]) for one in job.objectives),
             settings if apply else settings[:1],
-            period=max(job.period, owner.work.page_interval),
+            period=max(job.period, owner.context.page_intervals.get(job.engine, 0)),
             confidence=host_settings.confidence,
             by_length=job.classes == "length",
             dwell=min(host_settings.dwell, LOWERING_TIME),

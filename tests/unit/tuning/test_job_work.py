@@ -18,12 +18,14 @@ from wattspan.spans.values import (
     SpanEnd,
     SpanStart,
 )
+from wattspan.tuning.decisions.load import LoadSample
 from wattspan.tuning.decisions.load_cells import RequestTimes
 from wattspan.tuning.job_work import (
     MAX_AGE,
     MAX_OPEN,
     InFlightRequests,
     JobRequests,
+    SpansAndPage,
     latency_reports,
 )
 from wattspan.tuning.work_units import MAX_WAITING_SPANS, ReceivedSpanQueue, ReceivedSpans
@@ -319,3 +321,51 @@ def test_waiting_announcements_are_bounded_and_counted() -> None:
     queue.announce(OTHER, many)
     assert [one.consumer for one in queue.drain_announced()] == [OTHER]
     assert queue.lost == len(many)
+
+
+# ------------------------------------------------------------------------- spans and the page
+
+
+def sample(second: int, in_flight: float, ended: int) -> LoadSample:
+    return LoadSample(second * SECOND, (second + 1) * SECOND, in_flight, ended, ended)
+
+
+def test_spans_agree_with_the_page_by_their_share_of_its_requests() -> None:
+    both = SpansAndPage()
+    both.add(sample(0, 1, 19), sample(0, 1, 19), 1)
+    assert both.agree is None
+    for second in range(1, 20):
+        both.add(sample(second, 1, 9), sample(second, 1, 10), 1)
+    assert both.agree is True
+    for second in range(20, 40):
+        both.add(sample(second, 1, 85), sample(second, 1, 100), 1)
+    assert both.agree is True  # 0.8 suffices to stay
+    both.add(sample(40, 1, 0), sample(40, 1, 100), 1)
+    assert both.agree is False
+    for second in range(41, 60):
+        both.add(sample(second, 1, 85), sample(second, 1, 100), 1)
+    assert both.agree is False  # but not to begin again
+    both.add(sample(60, 1, 200), sample(60, 1, 100), 1)
+    assert both.agree is True
+
+
+def test_requests_in_flight_of_the_page_alone_are_timed() -> None:
+    both = SpansAndPage()
+    for second in range(3):
+        both.add(sample(second, 0, 0), None, 2)
+    assert both.alone(2 * SECOND)
+    both.add(sample(3, 0.1, 0), None, 2)
+    assert not both.alone(0)
+
+
+def test_announcements_of_an_ended_process_are_forgotten() -> None:
+    requests = watched()
+    requests.watch(OTHER, 0)
+    for number in range(30):
+        requests.add(OTHER, [starts(number, 1), ends(number, 2)], 3 * SECOND)
+        requests.received(OTHER, span(number, 1, 2))
+    assert requests.announced
+    assert requests.surely_announced
+    requests.keep({SERVER})
+    assert requests.announced is None
+    assert not requests.surely_announced

@@ -181,3 +181,19 @@ def test_page_may_be_read_less_often_than_the_period() -> None:
     serve(host, sends=False, announces=False, interval=4.0)
     host.run(300, until=lambda: host.gpus[0].cap < DEFAULT and decided(host) == HELD)
     assert decided(host) == HELD
+
+
+def test_spans_that_stop_while_the_page_shows_requests_are_not_believed() -> None:
+    """As of a frontend that is replaced by one without spans while its workers live on."""
+    host = Host(settings=tracking_by_page(job=BOTH))
+    server = serve(host, interval=1.0)
+    host.run(120, until=lambda: host.gpus[0].cap < DEFAULT and decided(host, JOB) == HELD)
+    assert "from the page" not in host.row(JOB).decision.sentence
+    server.announces = server.sends = False
+    host.run(20, until=lambda: "from the page" in host.row(JOB).decision.sentence)
+    server.first = 0.49
+    host.run(60, until=lambda: host.gpus[0].cap == DEFAULT)
+    assert host.gpus[0].cap == DEFAULT
+    server.interval = 0  # also without the page, the spans of the past are no evidence
+    host.run(20)
+    assert host.gpus[0].cap == DEFAULT
