@@ -446,28 +446,43 @@ def _tracked_engines(config: Config) -> Iterator[str]:
                 f" page, instead of its period of {job.period}."
             )
         if job.classes:
-            yield f"{job_name} classes has no effect on the page of its engine: it needs spans."
+            yield (
+                f"{job_name} classes: the page of its engine cannot track the job, only announced"
+                " spans can. Remove `classes` to track it by the page."
+            )
         for one in job.objectives:
             yield from _page_limit(job_name, one, engine.kind)
 
 
 def _page_limit(job: str, objective: LatencyPercentile, kind: str) -> Iterator[str]:
-    """A sentence if the pages of an engine of a kind count another limit, or none."""
+    """Sentences if the pages of an engine of a kind count another limit, or cannot show it."""
     from wattspan.inference.latency_histograms import LATENCIES, LatencyNames
 
-    stand_ins = dict[str, str]()
+    lacking, below, stand_ins = list[str](), list[str](), list[str]()
     for each in LATENCIES if kind == "auto" else (kind,):
         names = LATENCIES.get(each, LatencyNames())
         bounds = names.first_bounds if objective.first else names.between_bounds
         known = [round(one * SECOND) for one in bounds]
         found = [one for one in known if one <= objective.limit]
         if not names.has(first=objective.first):
-            stand_ins[each] = "none"
-        elif bounds and found[-1:] != [objective.limit]:
-            stand_ins[each] = str(Duration(found[-1])) if found else "none"
-    if stand_ins:
-        listed = ", ".join(f"{bound} ({each})" for each, bound in stand_ins.items())
+            lacking.append(each)
+        elif bounds and not found:
+            below.append(each)
+        elif bounds and found[-1] != objective.limit:
+            stand_ins.append(f"{Duration(found[-1])} ({each})")
+    limit = f"{job} slo {objective.name} = {Duration(objective.limit)}"
+    if lacking:
         yield (
-            f"{job} slo {objective.name} = {Duration(objective.limit)}: an engine's page has no"
-            f" such bound, and counts the requests by the next lower one: {listed}."
+            f"{limit}: the page of {' and '.join(lacking)} has no histogram of this latency and"
+            " cannot track the job, only announced spans can."
+        )
+    if below:
+        yield (
+            f"{limit}: the page of {' and '.join(below)} has no bound up to it, and every request"
+            " counts as missed: the setting is never lowered."
+        )
+    if stand_ins:
+        yield (
+            f"{limit}: an engine's page has no such bound, and counts the requests by the next"
+            f" lower one: {', '.join(stand_ins)}."
         )

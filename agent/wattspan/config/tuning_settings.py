@@ -361,11 +361,14 @@ class AutotuneSettings(Table, frozen=True):
                 "capper resets the clocks when it releases them, which also removes another "
                 "program's lock."
             )
-        if not spans and not any(job.engine for job in self.job):
-            yield (
-                "[autotune] measures the speed of a job by its spans, and [spans] enabled is "
-                "false: the tuner will decline every job."
-            )
+        if not spans:
+            by_spans = [f"[[autotune.job]] {n}" for n, job in enumerate(self.job) if not job.engine]
+            declined = "every job" if len(by_spans) == len(self.job) else ", ".join(by_spans)
+            if declined:
+                yield (
+                    "[autotune] measures the speed of a job by its spans, and [spans] enabled is "
+                    f"false: the tuner will decline {declined}."
+                )
         applied = any((job.mode or self.mode) == "apply" for job in self.job)
         chosen = self.apply_found or self.declared == "allow"
         if self.mode == "apply" and not applied and not chosen:

@@ -147,11 +147,13 @@ def test_job_of_an_engine_needs_no_span(tmp_path: Path) -> None:
     [
         ('kind = "vllm"', 'slo = {ttft_p99 = "400ms"}', "400ms: an engine's page has no such bound,"
          " and counts the requests by the next lower one: 250ms (vllm)."),
-        ("", 'slo = {ttft_p99 = "500ms"}', "400ms (sglang), none (tgi)."),
-        ('kind = "sglang"', 'slo = {tbt_p99 = "1ms"}', "none (sglang)."),
-        ('kind = "llama.cpp"', 'slo = {tbt_p99 = "1s"}', "none (llama.cpp)."),
+        ("", 'slo = {tbt_p99 = "450ms"}', "400ms (vllm), 400ms (sglang), 400ms (tensorrt-llm)."),
+        ('kind = "sglang"', 'slo = {tbt_p99 = "1ms"}', "sglang has no bound up to it, and every"),
+        ('kind = "llama.cpp"', 'slo = {tbt_p99 = "1s"}', "llama.cpp has no histogram of this"),
+        ('kind = "tgi"', 'slo = {ttft_p99 = "1s"}', "tgi has no histogram of this latency"),
         ('kind = "vllm"\ninterval = "30s"', 'slo = {tbt_p99 = "1s"}', "over 30s, the interval"),
-        ('kind = "vllm"', 'slo = {tbt_p99 = "1s"}\nclasses = "length"', "it needs spans"),
+        ('kind = "vllm"', 'slo = {tbt_p99 = "1s"}\nclasses = "length"',
+         "cannot track the job, only announced spans can"),
     ],
 )  # fmt: skip
 def test_limit_that_a_page_does_not_show_is_told(
@@ -179,3 +181,16 @@ def test_two_jobs_of_one_engine_are_refused(tmp_path: Path) -> None:
 def test_agent_without_spans_may_track_by_pages(tmp_path: Path) -> None:
     text = BY_PAGE.format(engine="", job='slo = {tbt_p99 = "1s"}')
     assert read(f"{text}[spans]\nenabled = false\n", tmp_path).warnings == ()
+
+
+def test_jobs_without_an_engine_are_declined_without_spans(tmp_path: Path) -> None:
+    text = BY_PAGE.format(engine="", job='slo = {tbt_p99 = "1s"}')
+    other = '[[autotune.job]]\nspan = "step"\n[spans]\nenabled = false\n'
+    (sentence,) = read(f"{text}{other}", tmp_path).warnings
+    assert sentence.endswith("the tuner will decline [[autotune.job]] 1.")
+
+
+def test_each_engine_that_a_page_may_be_of_has_its_own_sentence(tmp_path: Path) -> None:
+    lacking, stand_in = advice(tmp_path, "", 'slo = {ttft_p99 = "500ms"}')
+    assert "tgi has no histogram" in lacking
+    assert stand_in.endswith("lower one: 400ms (sglang).")
