@@ -2,7 +2,9 @@
 
 Only listeners of this network namespace are asked whose service has a process with an open GPU, as
 far as the rights of the caller show it, and only for pages that reading does not empty: processes
-of TensorRT-LLM are known by their program or libraries.
+of TensorRT-LLM are known by their program or libraries. A listener on a port that the kernel has
+assigned, as those between the ranks of a training job, is asked only if a command line of its
+service names an engine: an unexpected request may fail the job.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import ipaddress
 import os
 import re
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -33,6 +37,12 @@ from wattspan.util.http_get import OK, FetchError, KeptConnection
 
 TIMEOUT = 2.0
 """Seconds for a connection, and for an answer."""
+
+_MAX_LISTENERS = 16
+"""Listeners of one service that are asked."""
+
+_LASTS = 60.0
+"""Seconds after which no more listeners are asked."""
 
 _MAX_DESCRIPTORS = 1 << 16
 _MAX_MAPS = 8 << 20
@@ -105,7 +115,12 @@ class EngineDiscovery:
         root: Path = Path("/proc"),
         devices: Path = Path("/dev"),
         connect: Callable[[str, int], KeptConnection] = KeptConnection,
+        assigned: range | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``assigned`` are the kernel's ports for sockets without one; None: those of procfs."""
+        self._assigned = _assigned_ports(root) if assigned is None else assigned
+        self._clock = clock
         self._root, self._devices, self._connect = root, str(devices), connect
         self._kernel = ProcessInspector(root)
         self._families = ProcessFamilies(0)
@@ -120,7 +135,8 @@ class EngineDiscovery:
         gpu_users = frozenset(one.consumer for one in self._processes.values() if one.uses_gpu)
         own = _link(f"{self._root}/self/ns/net")
         engines, left_out = list[FoundEngine](), list[LeftOut]()
-        unused, hidden = list[str](), list[str]()
+        unused, hidden, omitted = list[str](), list[str](), list[str]()
+        asked, until = Counter[frozenset[Consumer]](), self._clock() + _LASTS
         for listener in self._listeners("self"):
             holders = [one for one in self._processes.values() if listener.inode in one.sockets]
             services = (self._service(one.consumer, gpu_users) for one in sorted(holders))
@@ -129,12 +145,18 @@ class EngineDiscovery:
                 hidden.append(str(listener.port))
             elif not members:
                 unused.append(str(listener.port))
+            elif asked[members] == _MAX_LISTENERS or self._clock() >= until:
+                omitted.append(str(listener.port))
             else:
+                asked[members] += 1
                 found = self._ask(listener, min(holders).consumer.pid, members)
                 if isinstance(found, FoundEngine):
                     engines.append(found)
                 else:
                     left_out.append(found)
+        if omitted:
+            cause = f"only {_MAX_LISTENERS} listeners of a service are asked, for {_LASTS:.0f} s"
+            left_out.append(LeftOut(_ports(omitted), cause, "Read /metrics of them yourself."))
         left_out += self._in_other_namespaces(own)
         if unused:
             left_out.append(LeftOut(_ports(unused), "its processes have no GPU open"))
@@ -225,6 +247,9 @@ class EngineDiscovery:
             lines += line
             drains = drains or self._drains(member.pid, line)
         kind = next((name for part, name in _PROGRAMS if part.encode() in lines), "")
+        if not kind and listener.port in self._assigned:
+            cause = "the kernel has assigned its port, and no command line names an engine"
+            return LeftOut(where, cause, "If it is an engine, read its /metrics yourself.")
         cause = "it has no page at /metrics"
         for path in page_paths("tensorrt-llm" if drains else "vllm"):
             connection = self._connect(listener.host, listener.port)
@@ -258,6 +283,16 @@ class EngineDiscovery:
                 return _DRAINS.search(maps.read(_MAX_MAPS)) is not None
         except OSError:
             return True
+
+
+def _assigned_ports(root: Path) -> range:
+    """The ports that the kernel assigns; its default if it does not tell."""
+    try:
+        text = (root / "sys/net/ipv4/ip_local_port_range").read_text("ascii")
+        first, last = map(int, text.split())
+    except (OSError, ValueError):
+        first, last = 32_768, 60_999
+    return range(first, last + 1)
 
 
 def _switch(kind: str) -> str:

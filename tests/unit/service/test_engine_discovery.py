@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from wattspan.service.engine_discovery import (
     EngineDiscovery,
     FoundEngine,
     LeftOut,
+    _assigned_ports,
     fragment,
 )
 
@@ -88,7 +90,14 @@ class Stage:
                 process.kill()
 
     def discover(self) -> Discovery:
-        return EngineDiscovery(devices=self.folder / "dev").run()
+        return self.discovery().run()
+
+    def discovery(
+        self,
+        assigned: range | None = range(0),  # those of tests are assigned
+        clock: Callable[[], float] = time.monotonic,
+    ) -> EngineDiscovery:
+        return EngineDiscovery(devices=self.folder / "dev", assigned=assigned, clock=clock)
 
     def left_out(self) -> LeftOut:
         """The entry of its port."""
@@ -200,6 +209,56 @@ def test_listener_that_speaks_no_http_is_left_out(stage: Stage) -> None:
         one = stage.left_out()
         process.kill()
     assert "does not answer by HTTP" in one.cause
+
+
+def test_assigned_port_is_asked_only_if_the_program_is_an_engine(stage: Stage) -> None:
+    assigned = range(stage.port, stage.port + 1)
+    with stage.engine(PAGE):
+        found = stage.discovery(assigned).run()
+    (one,) = (each for each in found.left_out if str(stage.port) in each.where)
+    assert "the kernel has assigned its port" in one.cause
+    assert stage.asked == []
+    with stage.engine(PAGE, "vllm"):
+        (engine,) = stage.discovery(assigned).run().engines
+    assert engine.kind == "vllm"
+
+
+def test_ports_that_the_kernel_assigns_are_those_of_procfs(tmp_path: Path) -> None:
+    assert 40_000 in _assigned_ports(tmp_path)
+    folder = tmp_path / "sys" / "net" / "ipv4"
+    folder.mkdir(parents=True)
+    (folder / "ip_local_port_range").write_text("50000\t50001\n")
+    assert list(_assigned_ports(tmp_path)) == [50_000, 50_001]
+
+
+def test_listeners_beyond_the_time_of_the_run_are_told(stage: Stage) -> None:
+    seconds = iter(range(0, 10**6, 60))
+    with stage.engine(PAGE):
+        found = stage.discovery(clock=lambda: next(seconds)).run()
+    assert found.engines == ()
+    assert any(str(stage.port) in one.where and "for 60 s" in one.cause for one in found.left_out)
+    assert stage.asked == []
+
+
+def test_listeners_of_a_service_beyond_the_limit_are_told(stage: Stage) -> None:
+    program = (
+        "import socket, sys\n"
+        f"device = open({str(stage.gpu)!r})\n"
+        "made = [socket.create_server(('127.0.0.1', 0)) for _ in range(20)]\n"
+        "print(*(one.getsockname()[1] for one in made), flush=True)\n"
+        "while True:\n"
+        "    for one in made:\n"
+        "        one.settimeout(0.02)\n"
+        "        try: one.accept()[0].close()\n"
+        "        except OSError: pass\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        ports = process.stdout.readline().decode().split()
+        found = stage.discover()
+        process.kill()
+    (omitted,) = (one for one in found.left_out if "only 16 listeners" in one.cause)
+    assert sum(port in omitted.where for port in ports) == 4
 
 
 def test_fragment_is_configuration_without_control_characters() -> None:
