@@ -62,6 +62,7 @@ class TrackedServer(Job):
     hangs: bool = False
     interval: float = 0.0
     sends: bool = True  # spans
+    workers: tuple[Consumer, ...] = ()  # others of its page
     page: LatencyPages = field(default_factory=LatencyPages)
     ended: int = 0
     due: float = 0.0
@@ -110,7 +111,7 @@ class TrackedServer(Job):
             "prompt": 200 * self.ended,
             "generated": 50 * self.ended,
         }
-        host.pages[ENGINE] = self.page.read(now, step, (self.consumer,), **counts)
+        host.pages[ENGINE] = self.page.read(now, step, (self.consumer, *self.workers), **counts)
 
     def _told(self, came: float, until: float, first: float, ident: bytes) -> Span:
         self.latencies.append(first)

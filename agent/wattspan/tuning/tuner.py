@@ -222,7 +222,10 @@ class Tuner:
                 job.work.add(received, now.mono)
 
     def _add_page(self, page: EnginePageRead, now: Instant) -> None:
-        """Add a new page to the job that names its engine; the first one adds the job."""
+        """Add a new page to the job that names its engine; the first one adds the job.
+
+        The job has the owner of the process that answers, and only this owner's processes.
+        """
         if page.at <= self._pages_read.get(page.engine, 0):
             return
         self._pages_read[page.engine] = page.at
@@ -230,6 +233,8 @@ class Tuner:
         named = next((one for one in self._settings.job if one.engine == page.engine), None)
         if owner is None or named is None:
             return
+        own = tuple(one for one in page.processes if self._context.owner_of(one) == owner)
+        page = page._replace(processes=own)
         unit = service, span = named.unit
         self._add_job(service, span, WorkloadKind.REQUESTS, owner, now)
         for job in self._jobs.values():

@@ -15,7 +15,7 @@ from testbed.tracked_server import (
 )
 from testbed.tuned_host import DEFAULT, Host
 
-from wattspan.model import SECOND, DecisionReason, Move, TuningState
+from wattspan.model import SECOND, Consumer, DecisionReason, Move, TuningState
 
 HELD = Move.HOLD, DecisionReason.CERTIFIED
 BOTH = {"service": SERVICE, "span": REQUEST, "ttft": "ttft"}
@@ -197,3 +197,15 @@ def test_spans_that_stop_while_the_page_shows_requests_are_not_believed() -> Non
     server.interval = 0  # also without the page, the spans of the past are no evidence
     host.run(20)
     assert host.gpus[0].cap == DEFAULT
+
+
+def test_processes_of_another_owner_are_no_part_of_the_job() -> None:
+    host = Host(settings=tracking_by_page())
+    server = serve(host, sends=False, announces=False, interval=4.0)
+    other = Consumer(999, 1)
+    host.owners[other] = None
+    server.workers = (other,)
+    host.run(100, until=lambda: ENGINE in host.evidence.kept)
+    processes, policy, _ = host.evidence.kept[ENGINE]
+    assert processes == {server.consumer}
+    assert policy.period == 4 * SECOND  # the interval of its page
