@@ -13,7 +13,6 @@ import ipaddress
 import os
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from wattspan.clock import SystemClock
 from wattspan.inference.engine_metrics import (
     MAX_BODY,
     PAGES,
@@ -29,7 +29,8 @@ from wattspan.inference.engine_metrics import (
     page_paths,
     read_page,
 )
-from wattspan.model import Consumer
+from wattspan.model import SECOND, Consumer
+from wattspan.ports import Clock
 from wattspan.processes.inspector import ProcessInspector
 from wattspan.processes.metadata import starts_others
 from wattspan.service.process_families import ProcessFamilies
@@ -41,8 +42,8 @@ TIMEOUT = 2.0
 _MAX_LISTENERS = 16
 """Listeners of one service that are asked."""
 
-_LASTS = 60.0
-"""Seconds after which no more listeners are asked."""
+_LASTS = 60 * SECOND
+"""Time after which no more listeners are asked."""
 
 _MAX_DESCRIPTORS = 1 << 16
 _MAX_MAPS = 8 << 20
@@ -116,11 +117,11 @@ class EngineDiscovery:
         devices: Path = Path("/dev"),
         connect: Callable[[str, int], KeptConnection] = KeptConnection,
         assigned: range | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         """``assigned`` are the kernel's ports for sockets without one; None: those of procfs."""
         self._assigned = _assigned_ports(root) if assigned is None else assigned
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._root, self._devices, self._connect = root, str(devices), connect
         self._kernel = ProcessInspector(root)
         self._families = ProcessFamilies(0)
@@ -136,7 +137,7 @@ class EngineDiscovery:
         own = _link(f"{self._root}/self/ns/net")
         engines, left_out = list[FoundEngine](), list[LeftOut]()
         unused, hidden, omitted = list[str](), list[str](), list[str]()
-        asked, until = Counter[frozenset[Consumer]](), self._clock() + _LASTS
+        asked, until = Counter[frozenset[Consumer]](), self._clock.monotonic() + _LASTS
         for listener in self._listeners("self"):
             holders = [one for one in self._processes.values() if listener.inode in one.sockets]
             services = (self._service(one.consumer, gpu_users) for one in sorted(holders))
@@ -145,7 +146,7 @@ class EngineDiscovery:
                 hidden.append(str(listener.port))
             elif not members:
                 unused.append(str(listener.port))
-            elif asked[members] == _MAX_LISTENERS or self._clock() >= until:
+            elif asked[members] == _MAX_LISTENERS or self._clock.monotonic() >= until:
                 omitted.append(str(listener.port))
             else:
                 asked[members] += 1
@@ -155,7 +156,9 @@ class EngineDiscovery:
                 else:
                     left_out.append(found)
         if omitted:
-            cause = f"only {_MAX_LISTENERS} listeners of a service are asked, for {_LASTS:.0f} s"
+            cause = (
+                f"only {_MAX_LISTENERS} listeners of a service are asked, for {_LASTS // SECOND} s"
+            )
             left_out.append(LeftOut(_ports(omitted), cause, "Read /metrics of them yourself."))
         left_out += self._in_other_namespaces(own)
         if unused:

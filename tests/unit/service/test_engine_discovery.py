@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from testbed.engine_pages import VLLM, page
 from testbed.field import FOLDER, read_cases
 
 from wattspan.cli.serving import command as serving
+from wattspan.ports import Clock
 from wattspan.service.engine_discovery import (
     Discovery,
     EngineDiscovery,
@@ -23,6 +23,7 @@ from wattspan.service.engine_discovery import (
     _assigned_ports,
     fragment,
 )
+from wattspan.testing import ManualClock
 
 SERVER = """
 import subprocess, sys
@@ -95,7 +96,7 @@ class Stage:
     def discovery(
         self,
         assigned: range | None = range(0),  # those of tests are assigned
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> EngineDiscovery:
         return EngineDiscovery(devices=self.folder / "dev", assigned=assigned, clock=clock)
 
@@ -232,9 +233,13 @@ def test_ports_that_the_kernel_assigns_are_those_of_procfs(tmp_path: Path) -> No
 
 
 def test_listeners_beyond_the_time_of_the_run_are_told(stage: Stage) -> None:
-    seconds = iter(range(0, 10**6, 60))
+
+    class LateClock(ManualClock):
+        def monotonic(self) -> int:
+            return self.advance(60).mono
+
     with stage.engine(PAGE):
-        found = stage.discovery(clock=lambda: next(seconds)).run()
+        found = stage.discovery(clock=LateClock()).run()
     assert found.engines == ()
     assert any(str(stage.port) in one.where and "for 60 s" in one.cause for one in found.left_out)
     assert stage.asked == []

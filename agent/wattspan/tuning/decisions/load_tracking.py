@@ -297,10 +297,10 @@ def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:
     first = next((one for one in reversed(marks) if one.at <= request.start), None)
     latest = request.end - (request.end - request.start) // 2
     if first is None:  # it began before the first known load
-        missed = any((request.latency(one) or 0) > one.limit for one in state.policy.objectives)
-        if state.alarm is None or not missed or request.end < state.changed_at:
+        late = any((request.latency(one) or 0) > one.limit for one in state.policy.objectives)
+        if state.alarm is None or not late or request.end < state.changed_at:
             return state
-        return state._replace(alarm=state.alarm.add(1, missed))
+        return state._replace(alarm=state.alarm.add(1, 1))
     during = [first, *inside]
     setting = max(one.setting for one in during)
     number = first.number
