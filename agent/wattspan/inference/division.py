@@ -16,7 +16,7 @@ steps that were divided before: the requests beside it have that energy. What no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from math import isfinite, sqrt
@@ -303,12 +303,14 @@ class RequestDivision:
         engine: Hashable,
         counters: Mapping[HostCounter, Sequence[CounterStep]],
         since: int,
+        left: Collection[str] = (),
     ) -> None:
         """Add the newest steps of an engine's processes on counters beyond its boards.
 
-        ``since`` is the start of its first request. The engine was assigned.
+        ``since`` is the start of its first request, ``left`` the domains that others measure by
+        now. The engine was assigned.
         """
-        self._engines[engine].host.add_steps(counters, since)
+        self._engines[engine].host.add_steps(counters, since, left)
 
     def restart(self, boards: Iterable[Board], since: int, engine: Hashable = None) -> list[Board]:
         """Forget the steps of an engine's boards of which none was divided; returns these boards.

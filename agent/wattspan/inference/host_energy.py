@@ -13,7 +13,7 @@ by the attribution, so it is unknown where a counter is lost, or its idle power 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,15 +74,37 @@ class EngineHost:
         self._queues: dict[HostCounter, StepQueue] = {}
         self._waiting: dict[HostCounter, _WaitingPower] = {}
         self._energies: dict[str, dict[int, int]] = {}  # by part and identity of the request
+        self._left: Collection[str] = ()  # domains
 
-    def add_steps(self, counters: Mapping[HostCounter, Sequence[CounterStep]], first: int) -> None:
-        """Add the newest steps, in order of time; those from before ``first`` are not divided."""
+    def add_steps(
+        self,
+        counters: Mapping[HostCounter, Sequence[CounterStep]],
+        first: int,
+        left: Collection[str] = (),
+    ) -> None:
+        """Add the newest steps, in order of time; those from before ``first`` are not divided.
+
+        Others measure the same as the domains in ``left`` by now: their steps are not missing.
+        """
+        self._left = left
         for counter, steps in counters.items():
             queue = self._queues.get(counter)
             if queue is None or queue.received == queue.began:  # it has had no step
                 queue = self._queues[counter] = StepQueue.since(steps, first)
                 self._waiting.setdefault(counter, _WaitingPower())
             queue.add(steps)
+
+    @property
+    def _expected(self) -> dict[HostCounter, StepQueue]:
+        """The counters that are to have all the time of a request.
+
+        The queue of one that has left remains: its steps are not divided twice.
+        """
+        return {
+            counter: queue
+            for counter, queue in self._queues.items()
+            if queue.steps or counter.domain not in self._left
+        }
 
     def restart(self) -> None:
         """Forget the counters of which no step was divided: their steps are to be added again."""
@@ -107,7 +129,7 @@ class EngineHost:
 
         A counter without steps since ``lost`` is not waited for.
         """
-        return min((queue.front(lost) for queue in self._queues.values()), default=None)
+        return min((queue.front(lost) for queue in self._expected.values()), default=None)
 
     def settle(self, until: int, requests: Iterable[InferenceRequest]) -> Counter[str]:
         """Divide the steps that end by ``until``; returns the engine's energy without requests."""
@@ -156,10 +178,10 @@ class EngineHost:
         Memory without a counter is in no part: its energy is not in that of the host either.
         """
         start, end = request.start, request.end
-        parts = {counter.part for counter in self._queues}
+        expected = self._expected
+        parts = {counter.part for counter in expected}
         known = HwType.CPU in parts and all(
-            queue.missing(start, end) * MOST_MISSING <= end - start
-            for queue in self._queues.values()
+            queue.missing(start, end) * MOST_MISSING <= end - start for queue in expected.values()
         )
         energy = {
             part: self._energies.get(part, {}).pop(id(request), 0)

@@ -146,6 +146,7 @@ class EnergyHistory:
         self._missing_until, self._edges = missing_until, edges
         self._dividers: dict[str, StaticDivider] = {}
         self._domains: dict[str, Domain] = {}
+        self._left: set[str] = set()  # those of them that are not in the cover any more
         self._watched: dict[Consumer, _WatchedProcess] = {}
         self._queried: set[Consumer] = set()  # watched for others than spans, or with families
         self._running: set[Consumer] = set()  # those of them that have not ended
@@ -183,7 +184,10 @@ class EnergyHistory:
         with self.lock:
             before, self._now = self._now, tick.at.mono
             for domains in tick.domains.values():
-                self._domains |= {domain.id: domain for domain in domains if domain.in_cover}
+                members = {domain.id: domain for domain in domains if domain.in_cover}
+                self._left |= self._domains.keys() & {domain.id for domain in domains}
+                self._left -= members.keys()
+                self._domains |= members
             for info in tick.births:
                 if isinstance(info.payer, Consumer) and info.parent is not None:
                     self._add_process(info.payer, info.parent, info)
@@ -358,6 +362,12 @@ class EnergyHistory:
         """The cover's attributed domains, by id."""
         with self.lock:
             return {key: one for key, one in self._domains.items() if one.resource is not None}
+
+    @property
+    def left(self) -> frozenset[str]:
+        """The domains that have left the cover: others measure the same by now."""
+        with self.lock:
+            return frozenset(self._left)
 
     def family(self, consumer: Consumer) -> frozenset[Payer]:
         """``consumer`` and its descendants."""

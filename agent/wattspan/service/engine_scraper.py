@@ -325,11 +325,13 @@ class EngineScraper:
                 each.restart()
         self._used = present
         self._neighbours.place(label, self._processes.owner, members, present)
-        for counter in [*self._counters]:
-            if counter.domain in self._boards and counter.domain not in present:
+        first = self._readings[0].at
+        for counter, read in [*self._counters.items()]:
+            left = counter.domain in self._host.left and read.until <= first
+            if left or (counter.domain in self._boards and counter.domain not in present):
                 del self._counters[counter]
         for energy in chain(self._boards.values(), self._common.values(), self._counters.values()):
-            energy.trim(self._readings[0].at)
+            energy.trim(first)
 
     def _interval(self, before: _Reading, after: _Reading, used: list[str]) -> None:
         done = progress(before.page, after.page, whole=self._whole)
@@ -362,6 +364,8 @@ class EngineScraper:
         """The energy of the whole host by part; None if some is unknown."""
         parts = Counter[str]({HwType.GPU: gpu})
         for counter, steps in self._counters.items():
+            if counter.domain in self._host.left and steps.until <= start:
+                continue  # another counter measures the same by now
             energy, _, missing = steps.between(start, end)
             if missing > allowed:
                 return None

@@ -20,6 +20,8 @@ class HostStepReader:
     def __init__(self, history: EnergyHistory, *, share_idle: bool) -> None:
         self._history, self._share_idle = history, share_idle
         self._read: dict[str, int] = {}  # end of the last read step, by domain
+        self.left: frozenset[str] = frozenset()
+        """The devices that had left the cover at the last reading: no steps of them are missing."""
 
     def reread(self, since: int) -> None:
         """Read the steps from ``since`` on again."""
@@ -40,12 +42,15 @@ class HostStepReader:
         new steps has none. A step is blurred if a part of its energy is unknown.
         """
         found: list[dict[HostCounter, list[CounterStep]]] = [{} for _ in groups]
+        self.left = self._history.left
         for kind in (HwType.CPU, HwType.MEMORY):
             devices = self._history.group_steps(
                 groups, lambda key: max(least, self._read.get(key, since)), kind
             )
             domains = self._history.domains()
-            present = {domains[key].resource for key in devices}
+            domains = {key: one for key, one in domains.items() if key not in self.left}
+            # A device may have left the cover, or lost what it measures, since it was read.
+            present = {domains[key].resource for key in devices if key in domains}
             for key, domain in domains.items():
                 if domain.hw_type is kind and domain.resource not in present:
                     for own in found:

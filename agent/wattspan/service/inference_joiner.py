@@ -453,7 +453,8 @@ class InferenceJoiner:
         host = self._host.read(groups, boards, gpus, self._since, least)
         for engine, counters in zip(engines, host, strict=True):
             if engine.boards and engine.since < inf:
-                self._division.add_host_steps(engine.sender, counters, int(engine.since))
+                since, left = int(engine.since), self._host.left
+                self._division.add_host_steps(engine.sender, counters, since, left)
 
 
 def _role(details: InferenceDetails, role: TokenRole) -> TokenRole:

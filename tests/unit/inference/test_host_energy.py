@@ -198,3 +198,17 @@ def test_counter_that_is_read_late_has_the_step_of_the_first_request() -> None:
         host.add_steps({CPU: steps}, S // 2)
     assert host.settle(2 * S, [one])["cpu"] == 0
     assert host.take(one) == ({"cpu": 2_000_000}, True)
+
+
+def test_requests_after_a_change_of_the_counter_have_known_energy() -> None:
+    before, across, after = _request(0, 4), _request(3, 6), _request(6, 9)
+    host = _host((CPU, _steps(0, 5, 1)))
+    host.settle(4 * S, [before, across])
+    left = {CPU.domain}
+    host.add_steps({OTHER_CPU: _steps(5, 9, 1)}, 0, left)
+    assert host.front(0) == 4 * S  # a step of the former counter waits
+    host.settle(9 * S, [across, after])
+
+    assert host.front(0) == 9 * S
+    assert host.take(after) == ({"cpu": 3_000_000}, True)
+    assert not host.take(across).known

@@ -154,3 +154,22 @@ def test_requests_have_a_part_of_the_idle_energy_if_they_are_to_share_it(share_i
     assert row.host.energy == {"gpu": 6, "cpu": 6, "memory": 6, **idle}
     assert row.host.requests == 1
     assert joiner.host_idle == {"cpu": 3, "memory": 3, **({"idle": 3} if share_idle else {})}
+
+
+def test_device_that_left_the_cover_is_not_missed_and_its_successor_is() -> None:
+    host = Host()
+    reader = HostStepReader(host.history, share_idle=False)
+    host.run(2)
+    successor = replace(CPU, id="rapl-mmio:0", resource="cpu:0")
+    outside = replace(CPU, in_cover=False, resource=None)
+    host.history.apply(Tick(Instant(host.now, 0), domains={"fake": [outside, successor]}), ())
+    (engine,) = reader.read(GROUPS[:1], [[]], {}, 0)
+    assert len(engine[HostCounter("package-0", "cpu")]) == 2  # its last steps remain
+    assert engine[HostCounter("rapl-mmio:0", "cpu")] == []
+    assert reader.left == {"package-0"}
+    (engine,) = reader.read(GROUPS[:1], [[]], {}, 0)
+    assert HostCounter("package-0", "cpu") not in engine
+
+    host.history.apply(Tick(Instant(host.now, 0), domains={"fake": [CPU]}), ())
+    reader.read(GROUPS[:1], [[]], {}, 0)
+    assert reader.left == frozenset()
