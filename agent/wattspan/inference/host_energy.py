@@ -175,13 +175,19 @@ class EngineHost:
     def take(self, request: InferenceRequest) -> HostShare:
         """Remove and return the share of a request. It is known if that of the CPU is.
 
-        Memory without a counter is in no part: its energy is not in that of the host either.
+        That of a request without duration is not: it has no part of any step. Memory without a
+        counter is in no part: its energy is not in that of the host either.
         """
         start, end = request.start, request.end
         expected = self._expected
         parts = {counter.part for counter in expected}
-        known = HwType.CPU in parts and all(
-            queue.missing(start, end) * MOST_MISSING <= end - start for queue in expected.values()
+        known = (
+            start < end
+            and HwType.CPU in parts
+            and all(
+                queue.missing(start, end) * MOST_MISSING <= end - start
+                for queue in expected.values()
+            )
         )
         energy = {
             part: self._energies.get(part, {}).pop(id(request), 0)

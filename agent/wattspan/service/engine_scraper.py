@@ -326,8 +326,8 @@ class EngineScraper:
         self._used = present
         self._neighbours.place(label, self._processes.owner, members, present)
         first = self._readings[0].at
-        for counter, read in [*self._counters.items()]:
-            left = counter.domain in self._host.left and read.until <= first
+        for counter, energy in [*self._counters.items()]:
+            left = counter.domain in self._host.left and energy.until <= first
             if left or (counter.domain in self._boards and counter.domain not in present):
                 del self._counters[counter]
         for energy in chain(self._boards.values(), self._common.values(), self._counters.values()):

@@ -212,3 +212,10 @@ def test_requests_after_a_change_of_the_counter_have_known_energy() -> None:
     assert host.front(0) == 9 * S
     assert host.take(after) == ({"cpu": 3_000_000}, True)
     assert not host.take(across).known
+
+
+def test_request_without_duration_has_no_known_energy() -> None:
+    instant = _request(2, 2)
+    host = _host((CPU, _steps(0, 4, 1)))
+    host.settle(4 * S, [instant])
+    assert host.take(instant) == ({"cpu": 0}, False)
