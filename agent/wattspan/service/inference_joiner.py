@@ -258,7 +258,8 @@ class InferenceJoiner:
         fresh = self._division.restart(engine.parts, since, engine.sender)
         used.difference_update(board for board in engine.boards if (board, engine.owner) in fresh)
         self._read = {board: end for board, end in self._read.items() if board in used}
-        self._host.reread(since)
+        if engine.boards:  # else it reads no steps beyond them yet, whatever times senders choose
+            self._host.reread(since)
 
     def _narrow(self, engine: Engine, role: TokenRole, now: int) -> None:
         """Leave out the calls of others once an engine has spans that are certainly its own."""
@@ -424,6 +425,8 @@ class InferenceJoiner:
             owners: dict[SharePath, list[int]] = {}
             for i, engine in enumerate(engines):
                 if any(step.energies[i] for step in steps):
+                    if not engine.boards and engine.since < inf:
+                        self._host.reread(int(engine.since))
                     engine.boards.add(board)
                 if board in engine.boards:
                     owners.setdefault(engine.owner, []).append(i)

@@ -173,3 +173,35 @@ def test_device_that_left_the_cover_is_not_missed_and_its_successor_is() -> None
     host.history.apply(Tick(Instant(host.now, 0), domains={"fake": [CPU]}), ())
     reader.read(GROUPS[:1], [[]], {}, 0)
     assert reader.left == frozenset()
+
+
+def test_sender_without_a_gpu_has_no_steps_of_others_read_again() -> None:
+    host, owner, read = Host(), Principal(1000), []
+
+    class Counted(EnergyHistory):
+        def group_steps(self, groups, since, kind=HwType.GPU):  # type: ignore[no-untyped-def]
+            found = super().group_steps(groups, since, kind)
+            read.append(sum(map(len, found.values())) if kind is HwType.CPU else 0)
+            return found
+
+    host.history = Counted(600 * S, 10**7)
+    births = [
+        PayerInfo(payer, "vllm", parent=1, principal=owner) for payer in (ENGINE, Consumer(12, 1))
+    ]
+    domains = {"fake": [CPU, DRAM, GPU]}
+    host.history.apply(Tick(Instant(0, 0), births=births, domains=domains), ())
+    joiner = InferenceJoiner(host.history, share_idle=False)
+    host.run(30)
+    details = InferenceDetails("m", queue=0, first_token=S)
+
+    def send(payer: Consumer, start: int) -> None:
+        ids = b"t" * 16, payer.pid.to_bytes(8) + start.to_bytes(8), b""
+        span = Span(*ids, "llm", "r", start, 29 * S, None, 10, 20, TokenRole.ENGINE, details)
+        joiner.add(payer, SpanColumns.of([span]), host.now, owner.path, principal=owner)
+        joiner.turn(host.now, wait=False)
+
+    send(ENGINE, 20 * S)
+    read.clear()
+    for back in range(10):
+        send(Consumer(12, 1), 10 * S - back)
+    assert sum(read) == 0
