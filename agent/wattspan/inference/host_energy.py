@@ -133,7 +133,10 @@ class EngineHost:
 
     def settle(self, until: int, requests: Iterable[InferenceRequest]) -> Counter[str]:
         """Divide the steps that end by ``until``; returns the engine's energy without requests."""
-        clock, idle = ActiveClock(requests), Counter[str]()
+        idle = Counter[str]()
+        if not any(queue.ready(until) for queue in self._queues.values()):
+            return idle
+        clock = ActiveClock(requests)
         found: dict[tuple[int, int], list[tuple[InferenceRequest, float]]] = {}
         for counter, queue in self._queues.items():
             reached = queue.divided

@@ -47,10 +47,14 @@ class StepQueue:
             self.received = new[-1].end
         return sum(step.energy for step in new)
 
+    def ready(self, until: int) -> bool:
+        """True if a waiting step ends by ``until``."""
+        return bool(self.steps) and self.steps[0].end <= until
+
     def take(self, until: int) -> list[CounterStep]:
         """Remove and return the steps that end by ``until``."""
         found = []
-        while self.steps and self.steps[0].end <= until:
+        while self.ready(until):
             found.append(self.steps.popleft())
         if found:
             self.divided = found[-1].end

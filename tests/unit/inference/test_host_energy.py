@@ -219,3 +219,9 @@ def test_request_without_duration_has_no_known_energy() -> None:
     host = _host((CPU, _steps(0, 4, 1)))
     host.settle(4 * S, [instant])
     assert host.take(instant) == ({"cpu": 0}, False)
+
+
+def test_requests_are_not_read_while_no_step_is_ready() -> None:
+    host, unread = _host((CPU, _steps(0, 4, 1))), iter([_request(0, 4)])
+    assert not host.settle(S // 2, unread)
+    assert len(list(unread)) == 1
