@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from math import inf
 from pathlib import Path
 from socket import MSG_PEEK, socket
@@ -269,8 +268,8 @@ def request_json(
     """The response of the agent, within ``patience`` seconds plus a margin; ``body`` as JSON.
 
     The time limits the whole query of a directory, also if the agent responds byte by byte. An
-    agent without a byte for ``silence`` seconds hangs. While one hangs, further queries of this
-    process fail at once.
+    agent without a byte for ``silence`` seconds, or for two, hangs. While one hangs, further
+    queries of this process fail at once.
     AgentUnavailableError if no agent responds, RefusedError with the sentence of the agent if it
     rejects the query.
     """
@@ -296,7 +295,13 @@ def _request(
     identity = found.st_dev, found.st_ino, found.st_ctime_ns
     _hung.check(socket_path, identity)
     encoded = None if sent is None else json.dumps(sent)
-    keep = partial(_hung.add, socket_path, identity)
+
+    def keep(connection: socket, silent: float) -> None:
+        if silent >= min(silence, LONGEST_SILENCE):
+            _hung.add(socket_path, identity, connection)
+        else:  # the query was impatient: a slow agent does not hang
+            connection.close()
+
     status, body = unix_request(
         socket_path, method, target, encoded, patience=patience, silence=silence, keep=keep
     )

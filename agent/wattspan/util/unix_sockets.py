@@ -100,6 +100,11 @@ class _DeadlineSocket(socket.socket):
         self._last = self._heard + patience
         self.settimeout(min(patience, silence))
 
+    @property
+    def silent(self) -> float:
+        """The seconds since the last byte of the peer, or since the start."""
+        return monotonic() - self._heard
+
     def _limit(self) -> None:
         left = min(self._last, self._heard + self._silence) - monotonic()
         if left <= 0:
@@ -126,12 +131,13 @@ def unix_request(
     *,
     patience: float,
     silence: float = inf,
-    keep: Callable[[socket.socket], object] | None = None,
+    keep: Callable[[socket.socket, float], object] | None = None,
 ) -> tuple[int, bytes]:
     """One HTTP request to the server that listens at ``path``: status and body of the answer.
 
     All together takes ``patience`` seconds at most, and each byte ``silence``. OSError. ``keep``
-    gets the connection on which no answer has begun in time, still open.
+    gets the connection on which no answer has begun in time, still open, and the seconds since its
+    last byte.
     """
     from http.client import HTTPConnection, HTTPException  # imports ssl, which takes 10 ms and 4 MB
 
@@ -147,7 +153,7 @@ def unix_request(
     except TimeoutError:
         if keep is not None and connection.sock is not None:
             connection.sock = None
-            keep(stream)
+            keep(stream, stream.silent)
         raise
     finally:
         connection.close()

@@ -352,6 +352,20 @@ def test_hung_agent_that_answers_or_ends_its_query_is_asked_again(
     asked.close()
 
 
+@pytest.mark.parametrize("limits", [{"margin": 0.02}, {"margin": 0.02, "silence": 1.0}])
+def test_agent_slower_than_an_impatient_query_does_not_hang(
+    hung_agent: Any, no_agent: Path, past: ConstantPast, limits: dict[str, float]
+) -> None:
+    with pytest.raises(wattspan.AgentUnavailableError, match="timed out"):
+        request_json("/v1/energy", {}, **limits)
+    with pytest.raises(wattspan.AgentUnavailableError, match=r"\(timed out\)"):  # asked again
+        request_json("/v1/energy", {}, **limits)
+    asked = queries(hung_agent)
+    assert [len(one.recv(1)) for one in asked] == [0, 0]  # closed
+    for one in asked:
+        one.close()
+
+
 @pytest.mark.usefixtures("hung_agent")
 def test_agent_that_replaces_a_hung_one_is_asked_at_once(
     no_agent: Path, past: ConstantPast
