@@ -17,7 +17,8 @@ variation they are 0.
 
 Counts that cannot be right are missing. A payer without counts keeps its last terms. Without any,
 it has the mean use of a CPU-second in the last minute, and the change of the clock that the others
-have in common. With its learned power, no use differs from the mean of CPU time by more than the
+have in common: relative to the clock of each when its counts began. One that leaves takes its
+changes with it. With its learned power, no use differs from the mean of CPU time by more than the
 root of eight.
 
 The coefficients are common, so a user may move them by what his counters show. The stated error of
@@ -92,13 +93,15 @@ class CountedUsage(NamedTuple):
 
     ``clocked`` is the use at the clock of each, in nanoseconds of a CPU at the reference clock.
     Without counters it is CPU time. ``terms`` may be earlier ones, from which nothing is learned;
-    those of this period are ``counted``.
+    those of this period are ``counted``. ``moved`` is the logarithm of the ratio of the use of
+    those without counts to the mean use.
     """
 
     timed: Usage
     clocked: Usage
     terms: Mapping[Payer, Terms]
     counted: bool
+    moved: float = 0.0
 
     def sums(self, uses: Mapping[Payer, int]) -> tuple[float, float, float]:
         """The sums of the terms, for these uses by the power of each payer; in nanoseconds."""
@@ -138,7 +141,7 @@ class CountedUsage(NamedTuple):
         others_of = partial(powers.doubts, surely=surely)
         if not (errors := self._errors(powers.terms) if self.terms else {}):
             return others_of
-        largest = max(errors.values())
+        largest = max(errors.values()) + self.moved
 
         def found(active: int, shares: Iterable[tuple[Payer, int]]) -> list[Microjoules]:
             known = [*shares]
@@ -203,10 +206,10 @@ class CountedUses:
         self._others = ConsumerPowers(TERMS)  # of the other method, with counters or without
         self._learned = self._left = 0  # when something was learned of these and of the others
         self._references: dict[Payer, _Reference] = {}
-        self._pace = 1.0  # the mean use of a CPU-second with counts, in the last minute
+        self._pace = 1.0  # the mean use of a CPU-second with counts in the last minute, at level 0
         self._paced = 0.0  # the weight of that
         self._period = 0  # number of the last period with counts
-        self._change = 0.0  # of the clock in it, of those with counts before it too
+        self._level = 0.0  # the clock in it, relative to that of the same payers before
         self.counters = CounterTime()
 
     @property
@@ -252,7 +255,7 @@ class CountedUses:
         if not self.counters.recent:
             return CountedUsage(usage, usage, {}, counted)
         terms: dict[Payer, Terms] = {}
-        clocks, whole, pace = 0.0, 0, self._pace
+        clocks, whole, pace, moved = 0.0, 0, self._pace, 0.0
         for payer, used in spent.items():
             if used > 0 and (known := self._references.get(payer)) is not None:
                 terms[payer] = known.terms
@@ -268,17 +271,18 @@ class CountedUses:
             # Those without counts have the change that others have in common, as of the clock of
             # all cores: another mix of them, whose clocks differ, must not pass for a change.
             mean = sum(spent[payer] * each for payer, each in factors.items()) / whole
-            pace *= exp(CLOCK_POWER * min(max(self._change, -_CLOCK_RANGE), _CLOCK_RANGE))
+            level = exp(CLOCK_POWER * min(max(self._level, -_CLOCK_RANGE), _CLOCK_RANGE))
             kept = exp((usage.start.mono - usage.end.mono) / SECOND / MEMORY)
             self._paced = 1 - kept + kept * self._paced
-            pace += (mean - pace) * (1 - kept) / self._paced
-            self._pace = pace = min(max(pace, mean / _LARGEST), mean * _LARGEST)
-        return CountedUsage(usage, _clocked(usage, factors, pace), terms, counted)
+            self._pace += (mean / level - self._pace) * (1 - kept) / self._paced
+            pace = min(max(self._pace * level, mean / _LARGEST), mean * _LARGEST)
+            moved = abs(log(pace / mean))
+        return CountedUsage(usage, _clocked(usage, factors, pace), terms, counted, moved)
 
     def _count(self, usage: Usage) -> bool:
         """Update the terms of the payers with credible counts; False if these are too few."""
         known, spent, size = self._references, usage.spent, 0
-        shared, moved, self._change = 0, 0.0, 0.0
+        shared, above, begun = 0, 0.0, list[_Reference]()
         self._period += bool(usage.counts)
         if len(known) > _MAX_REMEMBERED:
             self._references = known = {payer: known[payer] for payer in spent if payer in known}
@@ -287,14 +291,18 @@ class CountedUses:
             if used > 0 and credible(used, counts):
                 if (reference := known.get(payer)) is None:
                     reference = known[payer] = _Reference()
-                before, clock = reference.period, reference.terms.clock
+                stays = reference.period == self._period - 1
                 reference.count(counts, usage.end.mono - usage.start.mono, self._period)
                 size += used
-                if before == self._period - 1:
+                if stays:
                     shared += used
-                    moved += used * (reference.terms.clock - clock)
-        if shared:
-            self._change = moved / shared
+                    above += used * (reference.terms.clock - reference.base)
+                else:
+                    begun.append(reference)
+        if size:
+            self._level = above / shared if shared else 0.0
+        for reference in begun:
+            reference.base = reference.terms.clock - self._level
         return size > 0 and size >= LEAST_COUNTED * sum(spent.values())
 
 
@@ -306,6 +314,7 @@ class _Reference:
 
     terms = Terms(0.0, 0.0, 0.0)
     period = -1  # that of the terms
+    base = 0.0  # the clock at level 0, since it has counts in each period
 
     def __init__(self) -> None:
         self._time = self._instructions = self._cycles = 0

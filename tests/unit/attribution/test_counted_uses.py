@@ -307,6 +307,28 @@ def test_payer_without_counts_has_the_clock_that_a_neighbour_moves_by_its_work()
         assert found.clocked.spent[C] == pytest.approx(clock**2.5 * SECOND, rel=0.01)
 
 
+@pytest.mark.parametrize("clocks", [(0.7, 1, 1), (1, 0.7, 0.7), (1, 0.7, 1), (0.8, 1, 0.9)])
+@pytest.mark.parametrize("times", [1, 3, 60])
+def test_payer_that_leaves_and_returns_leaves_no_trace(
+    clocks: tuple[float, ...], times: int
+) -> None:
+    """The steady payer tells the clock; the use of one without counts stays among those seen."""
+    uses, seen = CountedUses(), set[float]()
+    for second in range(10 * times):
+        phase = second % 10
+        working: dict[Payer, float] = {B: 8.0} if phase < 3 else {}
+        counted = {A: counts(1.0)} | {one: counts(8.0, clocks[phase]) for one in working}
+        found = uses.counted(usage({A: 1.0, C: 1.0} | working, counted))
+        seen.add(found.clocked.spent[C] / SECOND)
+    assert 0.7**2.5 <= min(seen) <= max(seen) <= (1 / 0.7) ** 2.5
+    assert 0.7**2.5 <= found.clocked.spent[C] / SECOND <= 1.1
+    powers = uses.powers
+    shares = [(A, Microjoules(1_000_000)), (C, Microjoules(1_000_000))]
+    if found.terms and powers.terms:
+        errors = found.doubts(powers)(2_000_000, shares)
+        assert errors[1] >= min(2_000_000, found.moved * 1_000_000)
+
+
 def test_programs_that_retire_more_do_not_draw_more_for_that() -> None:
     """Only changes of a payer tell its siblings: programs differ for other reasons."""
     package = Package(lambda _, one: 5.0 * one.time / SECOND)
