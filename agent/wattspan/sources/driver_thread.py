@@ -201,11 +201,13 @@ class DriverThreadSource:
         self._usages: deque[Usage] = deque(maxlen=MAX_QUEUED)
         self._restart_wait = restart_wait
         self._thread: threading.Thread | None = None
+        self._refused = False  # a device was given up, and no other thread could be started
 
     def start(self) -> None:
-        """Start a thread that makes the calls."""
-        self._thread = threading.Thread(target=self._run, name=f"wattspan-{self.name}", daemon=True)
-        self._thread.start()
+        """Start a thread that makes the calls; RuntimeError if the system permits no more."""
+        thread = threading.Thread(target=self._run, name=f"wattspan-{self.name}", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def pace(self, interval: int) -> None:
         """Sample every ``interval`` nanoseconds from now on, within the bounds of the settings.
@@ -229,8 +231,7 @@ class DriverThreadSource:
         lost, a call is stuck) is omitted.
         """
         oldest = self._clock.monotonic() - MAX_STATUSES * self._settings.status_interval
-        if self._isolation is not None and not self._stop.is_set() and self._isolation.give_up():
-            self.start()
+        self._go_on()
         faults = (*self._stuck(), *self._dead())
         with self._lock:
             readings, usages = tuple(self._readings), tuple(self._usages)
@@ -240,9 +241,22 @@ class DriverThreadSource:
             failures = (*self._failures, *faults)
             return Batch(self._domains, readings, failures, usages, gpus, self._calls)
 
+    def _go_on(self) -> None:
+        """Start another thread if the session has none because a call of the last one hangs."""
+        if self._isolation is None or self._stop.is_set():
+            return
+        if self._refused or self._isolation.give_up():
+            try:
+                self.start()
+                self._refused = False
+            except RuntimeError:  # too many threads: tried again by the next read
+                self._refused = True
+
     def close(self) -> None:
         """End the thread, which releases the GPUs. A stuck thread is left running."""
         self._stop.set()
+        if self._refused:
+            self._session.close()
         self._woken.set()
         if self._thread is not None and self._late_call is None:
             self._thread.join(self._settings.deadline / 1e9)
@@ -282,7 +296,11 @@ class DriverThreadSource:
         ]
 
     def _dead(self) -> Sequence[Failure]:
-        """The failure of a thread that ended by itself."""
+        """The failure of a thread that ended by itself, or that could not be started."""
+        if self._refused:
+            cause = "a call hangs, and the system permits no other thread for the other GPUs"
+            remedy = "Raise the limit of tasks of the agent (TasksMax, pids.max)."
+            return [Failure(self.name, self._library, Trouble.STUCK, cause, remedy)]
         if self._thread is None or self._thread.is_alive() or self._stop.is_set():
             return ()
         cause = "the thread that calls it has ended"

@@ -13,7 +13,7 @@ from testbed.waiting import eventually
 from wattspan.model import MILLISECOND, SECOND, Reading
 from wattspan.ports import Batch, PacedSource
 from wattspan.service.daemon import report_thread_failures
-from wattspan.sources.driver_thread import LEAST_PAUSE, DriverThreadSource
+from wattspan.sources.driver_thread import LEAST_PAUSE, CallGivenUpError, DriverThreadSource
 from wattspan.testing import ManualClock
 
 
@@ -176,5 +176,59 @@ def test_session_is_closed_if_the_agent_stops_before_the_restart() -> None:
     )
     source.start()
     assert waiting.wait(60)
+    source.close()
+    assert session.closed == 1
+
+
+class Isolated(Session):
+    """Its first sample hangs; implements HangIsolation."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(clock, "")
+        self.entered, self.returns = threading.Event(), threading.Event()
+        self.hung: list[tuple[str, str, int]] = []
+
+    def sample(self, interval: int = 0) -> Batch:
+        if not self.entered.is_set():
+            self.entered.set()
+            assert self.returns.wait(60)
+            raise CallGivenUpError("board")
+        return super().sample()
+
+    def give_up(self) -> bool:
+        gives, self.hung = not self.hung, [("board", "a call", 0)]
+        return gives
+
+    def take_back(self, device: str) -> None:
+        self.hung.clear()
+
+
+class Refused(DriverThreadSource):
+    """The system refuses its threads for a while."""
+
+    refusals = 0
+
+    def start(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise RuntimeError("can't start new thread")
+        super().start()
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_refused_thread_is_tried_again_by_the_next_read(permitted: bool) -> None:
+    clock = ManualClock()
+    session = Isolated(clock)
+    source = Refused("boards", session, clock, Intervals(), "a library", "Look", isolation=session)
+    source.start()
+    assert session.entered.wait(60)
+    source.refusals = 2 if permitted else 1000
+    for _ in range(2):
+        assert "TasksMax" in source.read().failures[-1].remedy
+    if permitted:
+        assert [one.thing for one in source.read().failures] == ["board"]
+        eventually(lambda: session.samples, "the other boards are sampled")
+    session.returns.set()
+    eventually(lambda: not session.hung, "the board is taken back")
     source.close()
     assert session.closed == 1
