@@ -1,5 +1,6 @@
 """The helper for performance counters passes sums, and its client survives whatever it sends."""
 
+import contextlib
 import socket
 import struct
 import threading
@@ -21,7 +22,7 @@ from wattspan.config.settings import AgentSettings
 from wattspan.model import SECOND, Consumer, Counts, Instant, Usage
 from wattspan.model.settings import Duration
 from wattspan.ports import UsageBatch
-from wattspan.processes.counters_server import CountersServer
+from wattspan.processes.counters_server import MOST_CONNECTIONS, CountersServer
 from wattspan.processes.performance_counters import (
     FIRST_DELAY,
     HUNG_AFTER,
@@ -152,6 +153,29 @@ def listening(path: Path, opener: Any, tell: Any) -> Iterator[CountersClient]:
             client.close()
             server.shutdown()
             thread.join()
+
+
+def test_listening_helper_serves_a_few_connections_only(tmp_path: Path) -> None:
+    path = tmp_path / "counters.sock"
+    opener = partial(Program, ONE_ROW, ONE_ROW)
+    with listening(path, opener, list[str]().append) as client, contextlib.ExitStack() as stack:
+        assert client.sample() is not None
+        more = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(5)]
+        for one in more:
+            one.connect(str(path))
+            one.settimeout(60)
+        refused = more[MOST_CONNECTIONS - 1 :]
+        assert [one.recv(1) for one in refused] == [b""] * len(refused)
+        client.request()
+        assert client.sample() is not None
+
+
+def test_listening_helper_removes_nothing_but_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / "settings.conf"
+    path.write_text("kept")
+    with pytest.raises(FileExistsError, match="no socket"):
+        CountersServer(path, (), partial(Program, b""))
+    assert path.read_text() == "kept"
 
 
 def test_listening_helper_takes_the_place_of_one_that_was_killed(tmp_path: Path) -> None:
