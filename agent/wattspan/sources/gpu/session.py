@@ -253,7 +253,8 @@ class GpuSession:
             call = self.vendor.library.give_up(self._clock.monotonic() - self._settings.deadline)
             if call is None:
                 return False
-            gpu = self._gpus.get(call.board)
+            lost = self._lost.get(call.board)
+            gpu = self._gpus.get(call.board) if lost is None else lost.gpu
             name = call.board if gpu is None else gpu.domain.name
             self._hung[call.board] = name, call.name, call.since
             return True
@@ -327,9 +328,10 @@ class GpuSession:
     def _lose(self, domain_id: str, code: int, found: GpuFindings) -> None:
         gpu = self._gpus.pop(domain_id)
         gpu.lose(found)
-        gpu.close()
         gpu.backoff.failed(self._clock.monotonic())
         self._lost[domain_id] = LostGpu(gpu, code, gpu.backoff)
+        with self._calls_of(domain_id):
+            gpu.close()
 
     def _lost_failure(self, lost: LostGpu) -> Failure:
         if isinstance(lost.known, BoardPlace):
@@ -352,16 +354,17 @@ class GpuSession:
                 again |= not lost.fallen
                 continue
             try:
-                board = self._found_again(lost)
-                gpu = None if board is None else self._sampler(board)
+                with self._calls_of(key):
+                    board = self._found_again(lost)
+                    gpu = None if board is None else self._sampler(board)
             except Exception as error:  # noqa: BLE001 - the other GPUs are unaffected
                 lost.code = code_of(error)
                 if lost.code == NOT_FOUND:
                     lost.code = GPU_NOT_FOUND
+                lost.backoff.failed(now)
                 if lost.code in SESSION_ERRORS:
                     self._fail(lost.code, found)
                     return
-                lost.backoff.failed(now)
                 rounds, rest = divmod(lost.backoff.failures, self.vendor.reinitialise_after)
                 seldom = rounds.bit_count() > 1 and rounds % LONGEST_PERIOD
                 again |= not rest and not (seldom and self._ends_settings)
@@ -385,7 +388,8 @@ class GpuSession:
         if isinstance(lost.known, BoardPlace):
             return self.vendor.open(lost.known)
         identity = lost.known.identity
-        if self._closed and identity.pci:  # a search by the id would open the others
+        # A search by the id would open the others, or call those that hang.
+        if (self._closed or self._hung) and identity.pci:
             return self.vendor.open(self.vendor.place_at(identity.pci))
         return self.vendor.find(identity.domain_id)
 
@@ -495,8 +499,11 @@ class GpuSession:
         return {**lost, **dict(list(unnamed.items())[len(lost) :])}
 
     def _fail(self, code: int, found: GpuFindings, failure: Failure | None = None) -> None:
-        """End the session: the driver or the connection to it is gone, and every handle with it."""
-        for domain_id in list(self._gpus):
+        """End the session: the driver or the connection to it is gone, and every handle with it.
+
+        A board that hangs is left to its thread. It is lost by the first call after that.
+        """
+        for domain_id in self._gpus.keys() - self._hung.keys():
             self._lose(domain_id, code, found)
         self._shut_down()
         self._backoff.failed(self._clock.monotonic())

@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
+import pynvml
 import pytest
 from testbed.fake_nvml import FakeGpu, FakeNvml
 from testbed.gpu_sessions import nvml_session
@@ -242,3 +243,51 @@ def test_session_that_fails_during_a_hang_begins_anew_after_it(driver: Driver) -
     assert hung.read(20) == {*WATTS}
     hung.session.close()
     assert driver.nvml.initialised == 0
+
+
+def test_board_that_hangs_is_not_released_when_the_session_fails(driver: Driver) -> None:
+    """The call that hangs may still write into what a release would free."""
+    hung = HungSession(driver)
+    board = hung.session._gpus["gpu:GPU-b"]
+    driver.nvml.errors["GPU-a"] = 1  # uninitialised
+    hung.read(2)
+    assert hung.session._gpus == {"gpu:GPU-b": board}
+    hung.release()
+    hung.session.close()
+
+
+def test_search_for_a_lost_board_that_hangs_is_given_up(driver: Driver) -> None:
+    session = nvml_session(driver.nvml, SETTINGS, driver.context)
+    session.sample()
+    driver.nvml.errors["GPU-b"] = 15  # it is lost
+    driver.clock.advance(1)
+    session.sample()
+    driver.nvml.errors.clear()
+    entered, released = threading.Event(), threading.Event()
+
+    def search(nvml: FakeNvml, *_: object) -> object:
+        entered.set()
+        assert released.wait(60)
+        raise pynvml.NVMLError(15)
+
+    driver.nvml.answers["nvmlDeviceGetUUID"] = search
+    returned: list[str] = []
+
+    def sample() -> None:
+        try:
+            session.sample()
+        except CallGivenUpError as error:
+            session.take_back(error.device)
+            returned.append(error.device)
+
+    driver.clock.advance(10)
+    thread = threading.Thread(target=sample)
+    thread.start()
+    assert entered.wait(60)
+    driver.clock.advance(DEADLINE + 1)
+    assert session.give_up()
+    assert {one.domain_id for one in session.sample().readings} == {"gpu:GPU-a", "gpu:GPU-c"}
+    released.set()
+    thread.join(60)
+    assert returned == ["gpu:GPU-b"]
+    session.close()
