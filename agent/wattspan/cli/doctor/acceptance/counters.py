@@ -138,8 +138,15 @@ class CounterTests:
             return None
         found = SourceProbe() if probe is None else probe
         found.last.clear()
-        try:
-            found.read(source, self._clock, lambda: bool(found.last or found.failures))
+        found.failures.clear()
+        try:  # of the first pass, the first reading; then all that gave one, or the time is over
+            found.read(
+                source,
+                self._clock,
+                lambda: (
+                    found.first.keys() <= found.last.keys() and bool(found.last or found.failures)
+                ),
+            )
         finally:
             source.close()
         if probe is None:
@@ -172,6 +179,7 @@ class CounterTests:
             paced = isinstance(source, PacedSource)
             if isinstance(source, PacedSource):
                 source.pace(_FINE)
+                source.read()  # those of the pace before
             start = self._clock.monotonic()
             while (began := self._clock.monotonic()) < start + self._periods.steps:
                 batch = source.read()
