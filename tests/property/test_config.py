@@ -147,7 +147,7 @@ def test_shown_configuration_reads_back_unchanged(
     assert again.tables == config.tables
 
 
-TRACKING = {"control", "slo", "ttft", "tbt", "classes"}
+TRACKING = {"control", "slo", "ttft", "tbt", "engine", "classes"}
 """Keys of a job that are refused without each other."""
 
 
@@ -194,7 +194,8 @@ def jobs(draw: st.DrawFn) -> list[dict[str, Any]]:
         if row.get("kind") == "requests":
             row["hosts"] = 1
         if draw(st.booleans()):
-            rows.append({**row, **draw(load_tracking()), "compute": ""})
+            engine = draw(st.sampled_from(["", name])) if row.get("service") else ""
+            rows.append({**row, **draw(load_tracking()), "engine": engine, "compute": ""})
             continue
         if draw(st.booleans()):
             row |= draw(pipeline())
