@@ -12,7 +12,12 @@ from click.testing import CliRunner
 
 from wattspan.cli import cli
 from wattspan.cli.doctor import Finding, Severity, note, warning
-from wattspan.cli.doctor.acceptance import limit_checks, report
+from wattspan.cli.doctor.acceptance import (
+    hypervisor_name,
+    kernel_version,
+    limit_checks,
+    report,
+)
 from wattspan.cli.doctor.acceptance.checks import (
     IDLE,
     LOADS,
@@ -334,6 +339,14 @@ def test_report_names_no_person_host_file_or_serial_number(tmp_path: Path) -> No
     assert document["gpus"] == [{"model": "H100", "driver": "580.1"}]
     assert {one["test"] for one in document["checks"]} >= {IDLE, STEPS, SENSORS, LOADS}
     assert not [word for word in ("alice", "1234", "/srv", GPU.id) if word in text]
+
+
+def test_report_has_no_text_of_a_kernel_or_a_firmware() -> None:
+    assert kernel_version("6.18.44-alice-lab7") == "6.18.44"
+    assert kernel_version("alice") == "other"
+    assert hypervisor_name("Amazon EC2") == "Amazon"
+    assert hypervisor_name("lab of alice") == "other"
+    assert hypervisor_name("") == ""
 
 
 def test_output_without_acceptance_is_refused(tmp_path: Path) -> None:

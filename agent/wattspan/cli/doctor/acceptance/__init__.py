@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -92,16 +93,34 @@ def limit_checks(
         yield Check(LIMITS, "left", finding, {"left": finding.mark is Severity.FAIL})
 
 
+_HYPERVISORS = (
+    "KVM", "QEMU", "VMware", "Xen", "Microsoft", "Amazon", "Google", "innotek", "OpenStack",
+    "Nutanix", "Red Hat", "Oracle", "Alibaba", "DigitalOcean", "Hetzner",
+)  # fmt: skip
+
+
+def kernel_version(release: str) -> str:
+    """The numbers at the begin of a release; its builder chooses the rest, as a name."""
+    found = re.match(r"\d+(\.\d+)*", release, re.ASCII)
+    return found[0] if found else "other"
+
+
+def hypervisor_name(vendor: str) -> str:
+    """The known vendor in a text of the firmware, "other", or "" without a hypervisor."""
+    known = (one for one in _HYPERVISORS if one.lower() in vendor.lower())
+    return next(known, "other") if vendor else ""
+
+
 def report(checks: Iterable[Check], gpus: Collection[GpuStatus], root: Path) -> dict[str, object]:
     """The document for an issue."""
     cpu = (line for line in file_text(root / "proc/cpuinfo").splitlines() if "model name" in line)
     return {
         "wattspan": __version__,
-        "kernel": platform.release(),
+        "kernel": kernel_version(platform.release()),
         "machine": platform.machine(),
         "cpu": next(cpu, "").partition(":")[2].strip(),
         "cpus": os.cpu_count(),
-        "virtual": hypervisor(root),
+        "virtual": hypervisor_name(hypervisor(root)),
         "container": container(root),
         "gpus": [{"model": gpu.model, "driver": gpu.driver} for gpu in gpus],
         "checks": [one.plain() for one in checks],
