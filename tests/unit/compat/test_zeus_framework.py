@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ from wattspan.compat.zeus.trials import (
     profile_measurement_duration,
     profile_parameters,
 )
-from wattspan.sdk import NotMeasuredError
+from wattspan.sdk import MeasurementError, NotMeasuredError
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +211,38 @@ def test_trial_has_the_energy_of_an_iteration() -> None:
     assert found.energy_per_iter == pytest.approx(found.total_energy / found.iterations)
     assert found.time_per_iter == pytest.approx(found.total_time / found.iterations)
     assert 30 <= found.temperature_before <= found.temperature_after
+
+
+class Failing(Meter):
+    """Its windows cannot be read."""
+
+    def end_window(self, *_: Any, **__: Any) -> Any:
+        raise MeasurementError("gone")
+
+
+def test_rank_whose_trial_fails_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Group("gloo")
+    monkeypatch.setitem(sys.modules, "torch", Torch(group, has_gpu=False))
+    with pytest.raises(MeasurementError, match="gone"):
+        measure(Iteration(), Failing(), 0.05, 0.0, 3, 20)
+    _, sums, longest = group.reduced
+    assert sums.values == pytest.approx([math.nan] * 3, nan_ok=True)
+    assert longest.values == [0.0]
+
+
+class FailingElsewhere(Group):
+    """Another rank has unknown figures."""
+
+    def all_reduce(self, tensor: Tensor, op: str) -> None:
+        super().all_reduce(tensor, op)
+        if op == "sum":
+            tensor.values = [math.nan] * len(tensor.values)
+
+
+def test_trial_that_failed_in_another_rank_fails_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", Torch(FailingElsewhere("gloo"), has_gpu=False))
+    with pytest.raises(MeasurementError, match="another rank"):
+        measure(Iteration(), Meter(), 0.05, 0.0, 3, 20)
 
 
 def test_sweeps_vary_one_duration_each() -> None:

@@ -9,15 +9,18 @@ counts, and temperatures are averaged.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, TypeVar
 
 from wattspan.compat.zeus.framework import all_reduce, get_rank, get_world_size
 from wattspan.compat.zeus.monitor import ZeusMonitor
+from wattspan.sdk import MeasurementError
 
+_T = TypeVar("_T")
 _log = logging.getLogger("wattspan")
 _WINDOW = "trial of zeus.profile"
 _DURATIONS = tuple(map(float, range(1, 11)))
@@ -112,13 +115,23 @@ class _Trials:
         """``heats``: the trial itself is to warm the GPU up."""
         iterations = max(1, int(length / self._iteration)) if self._iteration > 0 else 1
         sleep(max(0.0, pause))
-        before = self._temperature()
+        errors: list[Exception] = []
+        before = _tried(self._temperature, errors)
         self._repeat(0 if heats else self._warm_up)
-        self._monitor.begin_window(_WINDOW, restart=True)
+        _tried(lambda: self._monitor.begin_window(_WINDOW, restart=True), errors)
         self._repeat(iterations)
-        found = self._monitor.end_window(_WINDOW)
-        [energy, *sums] = all_reduce([found.total_energy, before, self._temperature()], "sum")
-        [seconds] = all_reduce([found.time], "max")
+        found = _tried(lambda: self._monitor.end_window(_WINDOW), errors)
+        after = _tried(self._temperature, errors)
+        figures = [math.nan] * 3
+        if found is not None and before is not None and after is not None and not errors:
+            figures = [found.total_energy, before, after]
+        # The other ranks wait in it: a rank whose trial has failed takes part, with unknowns.
+        [energy, *sums] = all_reduce(figures, "sum")
+        [seconds] = all_reduce([0.0 if found is None else found.time], "max")
+        if errors:
+            raise errors[0]
+        if math.isnan(energy):
+            raise MeasurementError("The trial failed in another rank. See the error of that one.")
         per_iteration = energy / iterations, seconds / iterations
         temperatures = (one / get_world_size() for one in sums)
         return TrialResult(*per_iteration, energy, seconds, iterations, *temperatures)
@@ -146,6 +159,15 @@ class _Trials:
         return SweepResult(
             length, pause, trials, *spread, cold, hot, time, energy, deviation < most
         )
+
+
+def _tried(call: Callable[[], _T], errors: list[Exception]) -> _T | None:
+    """The result, or None and one of the ``errors``."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - it is raised after the ranks have met
+        errors.append(error)
+        return None
 
 
 def measure(
