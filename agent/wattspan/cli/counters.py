@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ def command(user: str, listen: Path | None) -> None:
 
     systemd starts this for each connection, which is standard input.
     """
+    from wattspan.http.sockets import directory_fault
     from wattspan.processes import performance_counters as counters
     from wattspan.processes.counters_server import CountersServer
     from wattspan.util.unix_sockets import uids_of
@@ -34,6 +36,12 @@ def command(user: str, listen: Path | None) -> None:
     opener = partial(counters.open_program, counters.OFFERED_EVENTS)
     if listen is not None:
         try:
+            place = listen.resolve().parent
+            if fault := directory_fault(place, place.stat(), {0, os.geteuid()}):
+                raise WattspanError(
+                    f"Cannot listen at {listen}: {fault.cause}. Name a socket in a directory that"
+                    " only this user may write."
+                )
             server = CountersServer(listen, permitted, opener, tell)
         except OSError as error:
             raise WattspanError(

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from testbed.recorded_counters import RecordedCounters
 from testbed.synthetic_kernel import Life, SyntheticKernel
 from testbed.waiting import eventually
 
+from wattspan.cli import cli
 from wattspan.clock import SystemClock
 from wattspan.config.settings import AgentSettings
 from wattspan.model import SECOND, Consumer, Counts, Instant, Usage
@@ -176,6 +178,14 @@ def test_listening_helper_removes_nothing_but_a_socket(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="no socket"):
         CountersServer(path, (), partial(Program, b""))
     assert path.read_text() == "kept"
+
+
+def test_helper_does_not_listen_where_others_may_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    done = CliRunner().invoke(cli, ["counters", "--user=root", f"--listen={tmp_path / 'a.sock'}"])
+    assert done.exit_code
+    assert "can be written by its group and every user" in done.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_listening_helper_takes_the_place_of_one_that_was_killed(tmp_path: Path) -> None:
