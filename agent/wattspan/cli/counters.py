@@ -36,7 +36,7 @@ def command(user: str, listen: Path | None) -> None:
     opener = partial(counters.open_program, counters.OFFERED_EVENTS)
     if listen is not None:
         try:
-            place = listen.resolve().parent
+            place = listen.parent.resolve()
             if fault := directory_fault(place, place.stat(), {0, os.geteuid()}):
                 raise WattspanError(
                     f"Cannot listen at {listen}: {fault.cause}. Name a socket in a directory that"
