@@ -48,7 +48,7 @@ Arrival = tuple[float, int, int]
 
 
 class News(NamedTuple):
-    """What the tuner is told after a tick: at ``now``, with the joules so far."""
+    """The observation of the tuner after a tick: at ``now``, with the joules so far."""
 
     now: int
     sample: LoadSample | None

@@ -13,7 +13,7 @@ by iterations, prompts, their tokens, generated tokens and time. They are learne
 between intervals, as the power of the same work drifts. Engines on the same boards are divided by
 the work of all of them.
 
-What an iteration's requests have in common is divided equally among them: the energy of an
+The common part of an iteration is divided equally among its requests: the energy of an
 iteration without tokens, and the active power for the time that its tokens take. A page tells what
 a prompt token adds to an iteration, not how much of that is active power, since the time of tokens
 and their number are proportional. It is not less than the power while the engine waits for

@@ -178,7 +178,7 @@ class EngineHost:
     def take(self, request: InferenceRequest) -> HostShare:
         """Remove and return the share of a request. It is known if that of the CPU is.
 
-        That of a request without duration is not: it has no part of any step. Memory without a
+        A request without duration has no part of any step: its share is unknown. Memory without a
         counter is in no part: its energy is not in that of the host either.
         """
         start, end = request.start, request.end

@@ -24,7 +24,7 @@ _KEPT = 64  # readings of an engine
 
 @dataclass(slots=True)
 class _Neighbour:
-    """What an engine's scraper knows; ``readings`` are times and pages."""
+    """The figures of one engine's scraper; ``readings`` are times and pages."""
 
     owner: str = ""
     members: frozenset[Payer] = frozenset()

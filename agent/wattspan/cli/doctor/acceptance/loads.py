@@ -39,7 +39,7 @@ class _Load(NamedTuple):
 
 
 class LoadResult(NamedTuple):
-    """What a load has used, and the energy that the attribution gives it."""
+    """The CPU time of a load, and the energy that the attribution gives it."""
 
     duty: float
     cpu_seconds: float
