@@ -352,7 +352,7 @@ def _joules(microjoules: int | None) -> float | None:
     return None if microjoules is None else microjoules / 1e6
 
 
-MAX_PERIODS, MAX_BODY_BYTES = 256, 64 << 10  # of one request
+MAX_PERIODS, MAX_BODY_BYTES = 1024, 64 << 10  # of one request
 
 Period = tuple[int, int]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -460,9 +460,11 @@ class DeviceEnergyQuery(NamedTuple):
     def figures(self, domain: Domain) -> tuple[Any, ...]:
         """Joules, their uncertainty, coverage of the period, and True if these are final."""
         complete = self._complete(domain)  # read first, as below
+        length, kind = self.end - self.start, domain.hw_type
         spent = self.grid.device(self.devices, domain, self.start, self.end)
-        found = device_figures(domain, spent, self.end - self.start)
-        return found["joules"], found["uncertainty_joules"], found["coverage"], complete
+        figures = (_measured(one, spent, length) for one in (spent.energy, spent.uncertainty))
+        joules, uncertainty = (_joules(one.get(kind)) for one in figures)
+        return joules, uncertainty, _coverage(spent.covered, length)["coverage"], complete
 
     def _complete(self, domain: Domain) -> bool:
         known = self.devices.known(domain.id)

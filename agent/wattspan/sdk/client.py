@@ -378,7 +378,7 @@ def read_measurement(
 def read_measurements(
     parameters: Mapping[str, str], periods: Sequence[tuple[int, int]], timeout: float
 ) -> list[Measurement]:
-    """The measurements of the first of up to 256 periods, some of which may be partial."""
+    """The measurements of the first of up to 1024 periods, some of which may be partial."""
     answer = _read_energy(
         parameters, timeout, (), lambda one: bool(one["windows"][0]["complete"]), periods
     )
@@ -424,7 +424,7 @@ def _is_known(answer: Mapping[str, Any]) -> bool:
 def read_device_windows(
     periods: Sequence[tuple[int, int]], ids: Sequence[str], timeout: float
 ) -> list[tuple[Device, ...]]:
-    """As ``read_devices``, of the first of up to 256 periods: those that one request answers."""
+    """As ``read_devices``, of the first of up to 1024 periods: those that one request answers."""
     query = {"of": "devices", "hw_id": ",".join(ids)}
     answer = _read_energy(query, timeout, (), _is_known, periods)
     devices = list(map(Device.of, answer["devices"]))
