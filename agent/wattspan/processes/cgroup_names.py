@@ -67,6 +67,8 @@ _CONTAINERS = _patterns(
     rf"machine(?:-{_SEGMENT})?\.slice/machine-(?:lxc-[0-9]+-)?({_SEGMENT})\.scope",
     # nspawn with --slice=
     rf"(?!machine[-.]){_SEGMENT}\.slice/machine-({_SEGMENT})\.scope/(?:payload|supervisor)",
+    # nspawn with --register=no
+    rf"machine(?:-{_SEGMENT})?\.slice/(?!machine-)({_SEGMENT})\.scope/(?:payload|supervisor)",
     rf"buildkit/({_BUILD})",
     rf"mesos/({_UUID})",
     rf"garden/({_HANDLE})",
@@ -83,6 +85,7 @@ _VMS = _patterns(
     r"qemu\.slice/([0-9]+)\.scope",  # Proxmox
     r"firecracker(?:-v?[0-9][\w.-]*)?/([A-Za-z0-9-]{1,64})",  # its jailer
     rf"systemd-vmspawn@({_SEGMENT})\.service",
+    rf"sd-vmspawn-[0-9]+-({_SEGMENT})\.scope",  # started by hand
     rf"kata_({_HEX})",
     rf"kata_overhead/({_HEX})",  # its QEMU; v1 has the threads of virtual CPUs in the pod
 )
@@ -107,8 +110,8 @@ _JOBS = _patterns(
     rf"slurm(?:_{_SEGMENT})?/uid_[0-9]+/job_([0-9]+)",
     rf"slurm(?:_{_SEGMENT})?/job_([0-9]+)",
     # OpenPBS and PBS Professional; Torque
-    rf"pbs_jobs\.service/(?:jobid|jobs)/({_PBS})",
-    rf"pbspro\.service/jobid/({_PBS})",
+    rf"pbs_jobs\.service/jobs/({_PBS})",
+    rf"{_SEGMENT}\.service/jobid/({_PBS})",  # with any cgroup_prefix
     rf"(?:pbspro|torque)/({_PBS})",
     rf"pbspro\.slice/pbspro-({_PBS})\.slice",
     rf"lsf/{_SEGMENT}/job\.([0-9]+(?:\[[0-9]+\])?)(?:\.[0-9]+)*",
@@ -131,9 +134,9 @@ _JOBS = _patterns(
         rf"user@[0-9]+\.service/{slices}(?:imp-)?shell-[0-9]+-(f[1-9A-HJ-NP-Za-km-z]+)\.service"
         for slices in itertools.accumulate([f"{_SEGMENT}\\.slice/"] * 4, initial="")
     ),
-    # Nomad: allocation and task
-    rf"nomad\.slice/(?:share|reserve)\.slice/({_UUID}[.-]{_SEGMENT})\.scope",
-    rf"nomad\.slice/({_UUID}[.-]{_SEGMENT})\.scope",
+    # Nomad: allocation and task, with any cgroup_parent
+    rf"{_SEGMENT}\.slice/(?:share|reserve)\.slice/({_UUID}\.{_SEGMENT})\.scope",
+    rf"{_SEGMENT}\.slice/({_UUID}\.{_SEGMENT})\.scope",
     rf"nomad/({_UUID}[.-]{_SEGMENT}?)(?:\.scope)?",
     rf"nomad/{_SEGMENT}/({_UUID}[.-]{_SEGMENT}?)(?:\.scope)?",
 )
