@@ -95,10 +95,11 @@ class NodeGpus:
 
     def __init__(self, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
         self._nvidia = proc / "driver" / "nvidia" / "gpus"
-        self._drm = sys / "class" / "drm"
+        self._drm, self._platform = sys / "class/drm", sys / "devices/platform"
+        self._kfd = sys / "class/kfd/kfd/topology/nodes"  # of AMD
 
     def of(self, nodes: Sequence[str]) -> frozenset[str]:
-        """The whole GPUs among the nodes of one device.
+        """The whole GPUs among the nodes of one device; of a partition of AMD, the whole board.
 
         The nodes of a MIG instance include its board's: they name no instance. NVIDIA's boards
         have nodes for graphics too.
@@ -113,12 +114,31 @@ class NodeGpus:
         return frozenset(filter(None, map(self._address, drm)))
 
     def _address(self, name: str) -> str | None:
-        """The PCI address of a graphics device."""
+        """The PCI address of a graphics device, or of the board of which it is a partition."""
         try:
             address = (self._drm / name / "device").resolve(strict=True).name
         except (OSError, RuntimeError):
             return None
-        return address if _PCI.fullmatch(address) else None
+        return address if _PCI.fullmatch(address) else self._board_of(name.removeprefix("renderD"))
+
+    def _board_of(self, render: str) -> str | None:
+        """The board of a partition of an AMD GPU by its render node.
+
+        Its location is that of the board, with its number in the function or above the bus.
+        """
+        for file in self._kfd.glob("*/properties"):
+            with suppress(OSError, ValueError, KeyError):
+                facts = dict(line.split() for line in file.read_text("ascii").splitlines())
+                if facts["drm_render_minor"] == render:
+                    place, domain = int(facts["location_id"]), int(facts["domain"])
+                    return f"{domain:04x}:{place >> 8 & 255:02x}:{place >> 3 & 31:02x}.0"
+        return None
+
+    def named(self, node: str) -> str:
+        """The board with a node, or the partition with a platform device; else ``node``."""
+        nodes = [f"/dev/{node}", f"/dev/dri/{node}"]
+        nodes += (f"/dev/dri/{one.name}" for one in (self._platform / node / "drm").glob("render*"))
+        return next(iter(self.of(nodes)), node)
 
     def _uuids(self) -> dict[int, str]:
         """The UUIDs of NVIDIA's boards by the minor numbers of their nodes."""
@@ -284,7 +304,11 @@ class ResourceSlices:
 
 # ---------------------------------------------------------------------------------------- claims
 
-_NODE = re.compile(r"(?P<node>nvidia[0-9]+)(?P<instance>/gi[0-9]+)?(?:/vgpu[0-9]+)?")
+_NODE = re.compile(
+    r"(?P<node>nvidia[0-9]+|card[0-9]+|amdgpu_xcp_[0-9]+)(?P<instance>/gi[0-9]+)?"
+    r"(?:/vgpu[0-9]+|-[0-9]+)?"
+)
+"""A board, instance or partition, or a share of it, as plugins of GKE, Intel and AMD name them."""
 
 
 class Claim(NamedTuple):
@@ -337,7 +361,7 @@ class ClaimedGpus:
         return tuple(sorted(found)), tuple(self._failures(missing))
 
     def by_uuid(self, devices: Sequence[DevicePod]) -> tuple[DevicePod, ...]:
-        """The devices of plugins, boards that are named by their node with their UUID.
+        """The devices of plugins, boards that are named by their node as the agent names them.
 
         No file of the node has the UUID of a MIG instance, which keeps its name without a share.
         """
@@ -349,8 +373,7 @@ class ClaimedGpus:
             return device
         if match["instance"]:
             return match["node"] + match["instance"]
-        (board,) = self._gpus.of([f"/dev/{match['node']}"]) or (match["node"],)
-        return board
+        return self._gpus.named(match["node"])
 
     def _failures(self, missing: Sequence[Claim]) -> Iterator[Failure]:
         if self._slices is not None and self._slices.trouble:

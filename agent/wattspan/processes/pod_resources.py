@@ -39,9 +39,12 @@ MAX_PODS = 1000
 """A kubelet runs at most some hundred pods."""
 
 _SHARE = re.compile(
-    r"((?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:-_-|__|-)[0-9]+", re.IGNORECASE
+    r"((?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+    r"|[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?:-_-|__|-)[0-9]+",
+    re.IGNORECASE,
 )
-"""A share of a device by HAMi's plugin (``-3``), gpushare's (``-_-7``) and nvshare's (``__2``)."""
+"""A share of a device by the plugins of HAMi and AMD (``-3``), gpushare (``-_-7``) and nvshare
+(``__2``)."""
 
 _MAX_LABEL = 253  # of a name in Kubernetes
 _MAX_CDI_NAME = 1024
