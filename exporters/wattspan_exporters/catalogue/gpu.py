@@ -160,8 +160,12 @@ def gpu_info(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 def device_pods(snapshot: Snapshot) -> Iterator[Sample]:
-    """Yield each container that a present GPU or MIG instance is allotted to."""
+    """Yield each container that a present GPU or MIG instance is allotted to.
+
+    Of several domains of one board, such as a card and its parts, the counted one is named.
+    """
     present = [account.domain for account in snapshot.domains if account.present]
+    present.sort(key=attrgetter("in_cover"))
     domains = {one.pci: one.id for one in present if one.pci and one.hw_type is HwType.GPU}
     domains |= {one.id.removeprefix("gpu:"): one.id for one in present}
     pods = ((domains.get(one.device), one) for one in snapshot.device_pods)

@@ -466,3 +466,14 @@ def test_pod_of_a_device_is_found_by_uuid_and_by_pci_address_once() -> None:
     pods = tuple(DevicePod(one, "ml", "a", "main") for one in ids)
     snapshot = replace(host, domains=(board, *others), device_pods=pods)
     assert drawn("wattspan_device_pod_info", snapshot) == {(board.domain.id, "ml", "a", "main"): 1}
+
+
+def test_pod_of_a_device_is_that_of_its_counted_domain() -> None:
+    host = full_host()
+    board, *others = (one for one in host.domains if one.domain.hw_type is HwType.GPU)
+    board = replace(board, domain=replace(board.domain, pci="0000:03:00.0"))
+    outside = replace(board.domain, id="hwmon:xe/pkg", in_cover=False, resource=None)
+    part = replace(board, domain=outside)
+    pods = (DevicePod("0000:03:00.0", "ml", "a", "main"),)
+    snapshot = replace(host, domains=(board, part, *others), device_pods=pods)
+    assert drawn("wattspan_device_pod_info", snapshot) == {(board.domain.id, "ml", "a", "main"): 1}
