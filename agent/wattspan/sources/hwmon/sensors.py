@@ -6,7 +6,8 @@ The labels are those of the drivers' sources and documents:
   N`` are rails within ``Grace Power Socket N``, which is within ``Module Power Socket N``. The GPU
   of a Grace Hopper module has its own counter in NVML.
 - ``power_meter`` with another label or none: the whole machine with its GPUs, so it is not summed.
-- ``ina3221``: the supply rails of a Jetson module, named by their loads.
+- ``ina3221``: the supply rails of a Jetson module, named by their loads. NVIDIA's kernels before
+  JetPack 5 have a driver of their own, ``ina3221x``, which shows the same rails to IIO.
 - ``i915``, ``xe``: energy counters of discrete Intel GPUs. ``energy1`` is the card; the package,
   the memory (``xe``) and the tiles (``i915_gtN``) are within it.
 - ``apm_xgene`` (X-Gene, Ampere Altra): ``CPU power`` and ``IO power`` of the processor.
@@ -34,6 +35,7 @@ from wattspan.model import (
     CPU_TIME_PROXY,
     MILLISECOND,
     Domain,
+    Failure,
     HwType,
     Milliwatts,
     ModelEnum,
@@ -41,6 +43,7 @@ from wattspan.model import (
     Provenance,
     Thing,
     ThingKind,
+    Trouble,
 )
 
 NAME = "hwmon"
@@ -192,6 +195,7 @@ def _power_meter(sensor: Sensor) -> Meaning:
     return Meaning(HardwarePart.CPU, f"socket {socket}'s {what}", socket, within=(grace, module))
 
 
+IIO_CHIP = "ina3221x"
 _TOTAL_RAILS = ("VDD_IN", "VIN", "VDD_SYS_IN", "POM_5V_IN")
 _MEMORY_LOADS = ("DDR", "DRAM", "VDDQ", "VDDRQ")
 
@@ -286,6 +290,7 @@ def _powernv(sensor: Sensor) -> Meaning | None:
 _RULES: Mapping[str, Callable[[Sensor], Meaning | None]] = {
     "power_meter": _power_meter,
     "ina3221": _jetson_rail,
+    IIO_CHIP: _jetson_rail,
     "i915": _intel_gpu,
     "xe": _intel_gpu,
     "apm_xgene": _xgene,
@@ -533,3 +538,30 @@ def _ids(sensors: Iterable[Sensor]) -> dict[Sensor, str]:
 def _slug(title: str) -> str:
     """``title`` without spaces, for command lines and labels."""
     return re.sub(r"[^a-z0-9_.+-]+", "-", title.lower()).strip("-") or "sensor"
+
+
+def misnamed(name: str, cause: str) -> Failure:
+    """The failure of a configured name."""
+    return Failure(
+        NAME,
+        f'"{name}" of [sources.hwmon.sensors]',
+        Trouble.ABSENT,
+        cause,
+        "Correct the name or remove it. The agent looks for it every few seconds.",
+        verb="match",
+    )
+
+
+def without_cpus(path: str, domain: Domain) -> Failure:
+    """The failure of the sensor ``domain`` at ``path``, to whose socket no CPU belongs."""
+    return Failure(
+        NAME,
+        path,
+        Trouble.ABSENT,
+        f"no CPU of this host belongs to the socket of {domain.name}, so its energy is charged to "
+        "no process",
+        "Its energy is counted. Look at physical_package_id in "
+        "/sys/devices/system/cpu/cpu*/topology; sources.hwmon.sensors names another socket.",
+        domain.id,
+        "attribute",
+    )

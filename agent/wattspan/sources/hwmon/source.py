@@ -40,21 +40,24 @@ from wattspan.sources.energy_meter import MAX_GAP, PowerIntegral
 from wattspan.sources.hwmon.sensors import (
     ALTRA_CORES,
     CORE_ENERGY,
+    IIO_CHIP,
     NAME,
     POWER_READ_INTERVAL,
     READ_INTERVAL,
     Sensor,
     SensorQuantity,
     meaning_of,
+    misnamed,
     name_faults,
     resolve_sensors,
     role_fault,
+    without_cpus,
 )
 from wattspan.util.cpu_topology import CpuTopology
 from wattspan.util.files import file_text
 from wattspan.util.text import natural_key, printable
 
-HWMON_CLASS = "class/hwmon"
+HWMON_CLASS, IIO_DEVICES = "class/hwmon", "bus/iio/devices"
 DISCOVERY_INTERVAL = 5 * SECOND
 MAX_SENSORS = 10_000
 """No host has as many: 2 sockets of 192 cores have 386 counters."""
@@ -112,7 +115,21 @@ def scan_sensors(
                 if files.sensor.channel not in seen and len(found) < MAX_SENSORS:
                     seen.add(files.sensor.channel)
                     found.append(replace(files, sensor=replace(files.sensor, processor=processor)))
-    return found
+    return [*found, *_iio_rails(sysfs)]
+
+
+def _iio_rails(sysfs: Path) -> Iterator[SensorFiles]:
+    """The rails of a Jetson in the kernels before JetPack 5, which show them to IIO."""
+    for chip in _entries(sysfs / IIO_DEVICES):
+        if (name := _text(chip / "name")) != IIO_CHIP:
+            continue
+        device = chip.resolve().parent.name  # such as 6-0040: its address on a bus
+        for entry in _entries(chip):
+            number = entry.name.removeprefix("rail_name_")
+            if number.isdecimal() and (label := _text(entry)):
+                sensor = Sensor(name, device, f"in{number}", label, SensorQuantity.CURRENT)
+                values = (f"in_{kind}{number}_input" for kind in ("voltage", "current"))
+                yield SensorFiles(sensor, tuple(chip / value for value in values))
 
 
 def _channels(chip: str, device: str, folder: Path, refused: _Paths) -> Iterable[SensorFiles]:
@@ -432,9 +449,9 @@ class HwmonSource:
         found = {files.sensor: files for files in scanned}
         domains = resolve_sensors(found, self._roles, emulated=self._emulated, cpus=self._cpus)
         self._misconfigured = (
-            *(_misnamed(name, cause) for name, cause in name_faults(found, self._roles)),
+            *(misnamed(name, cause) for name, cause in name_faults(found, self._roles)),
             *(
-                _without_cpus(found[sensor], domain)
+                without_cpus(str(found[sensor].files[0]), domain)
                 for sensor, domain in domains.items()
                 if domain.in_cover and domain.resource is None and domain.hw_type in _CHARGED
             ),
@@ -485,31 +502,6 @@ class HwmonSource:
 
 
 _CHARGED = (HwType.CPU, HwType.MEMORY)
-
-
-def _misnamed(name: str, cause: str) -> Failure:
-    return Failure(
-        NAME,
-        f'"{name}" of [sources.hwmon.sensors]',
-        Trouble.ABSENT,
-        cause,
-        "Correct the name or remove it. The agent looks for it every few seconds.",
-        verb="match",
-    )
-
-
-def _without_cpus(files: SensorFiles, domain: Domain) -> Failure:
-    return Failure(
-        NAME,
-        str(files.files[0]),
-        Trouble.ABSENT,
-        f"no CPU of this host belongs to the socket of {domain.name}, so its energy is charged to "
-        "no process",
-        "Its energy is counted. Look at physical_package_id in "
-        "/sys/devices/system/cpu/cpu*/topology; sources.hwmon.sensors names another socket.",
-        domain.id,
-        "attribute",
-    )
 
 
 def _access_failure(path: str, error: OSError, domain_id: str) -> Failure:
