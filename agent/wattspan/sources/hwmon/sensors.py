@@ -500,8 +500,8 @@ def _thing(
     if meaning.part is HardwarePart.GPU and sensor.processor is not None:
         return sensor.processor
     if meaning.part is HardwarePart.GPU:
-        # The configuration may name a meter on another bus, which does not tell the card.
-        named = meaning.whole or meaning.within or _PCI.fullmatch(sensor.device)
+        # A rail or a meter on another bus does not tell its card.
+        named = bool(meaning.whole or _PCI.fullmatch(sensor.device))
         address, whole = sensor.device if named else "", named and not meaning.within
         return Thing(ThingKind.BOARD, pci=address, part=() if whole else part)
     return Thing(
