@@ -23,6 +23,7 @@ from wattspan.ports import (
     SourcePlugin,
     WattspanError,
 )
+from wattspan.util.throttle import RetryBackoff
 
 SOURCES = "wattspan.sources"
 EXPORTERS = "wattspan.exporters"
@@ -148,7 +149,8 @@ _REPORT = "This is a fault of the plugin: report it to its authors, or set enabl
 class OpenedPlugins:
     """Opened sources and exporters by name, and failures.
 
-    ``awaited`` opens the sources that found nothing to read: a driver may be loaded at any time.
+    ``awaited`` opens the sources that found nothing to read, or failed: a driver may be loaded, and
+    a device be reached, at any time.
     """
 
     sources: Mapping[str, CounterSource] = field(default_factory=dict)
@@ -176,7 +178,7 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
             raise
         except Exception as error:  # noqa: BLE001 - a failing source must not affect others
             failures.append(_failure(f"sources.{name}", f"it does not open, {_cause(error)}"))
-            continue
+            source = None
         if source is not None:
             opened[name] = source
         elif getattr(settings, "enabled", None) is not False:
@@ -190,24 +192,30 @@ def _open_present(
     return plugin.open(settings, context) if plugin.present(context) else None
 
 
-AWAITED_INTERVAL = 5 * SECOND
-"""Interval between two attempts to open a source that found nothing to read."""
+AWAITED_INTERVAL, LONGEST_RETRY = 5 * SECOND, 300 * SECOND
+"""Interval between two attempts to open a source that found nothing to read, and the longest one
+between those of a source that fails."""
 
 
 class AwaitedSources:
-    """Opens sources whose driver is loaded while the agent runs. For one thread."""
+    """Opens sources whose driver is loaded, or whose device can be reached, while the agent runs.
+
+    For one thread.
+    """
 
     def __init__(
         self,
         openers: Mapping[str, Callable[[], CounterSource | None]],
         now: int,
         log: Callable[[str], None] = lambda _: None,
+        failures: Iterable[Failure] = (),
     ) -> None:
-        """``now`` is monotonic, the time at which none of them found anything."""
+        """``now`` is monotonic, the time of the first attempts, with the ``failures`` of some."""
         self._openers = dict(openers)
         self._due = now + AWAITED_INTERVAL
         self._log = log
-        self._failures: dict[str, Failure] = {}
+        self._failures = {one.source: one for one in failures if one.source in openers}
+        self._retries = {name: RetryBackoff(AWAITED_INTERVAL, LONGEST_RETRY) for name in openers}
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -221,13 +229,17 @@ class AwaitedSources:
         self._due = now + AWAITED_INTERVAL
         found: list[CounterSource] = []
         for name, open_source in [*self._openers.items()]:
+            if not self._retries[name].is_due(now):
+                continue
             try:
                 source = open_source()
             except Exception as error:  # noqa: BLE001 - a failing source must not affect others
                 cause = f"it does not open, {_cause(error)}"
                 self._failures[name] = _failure(f"sources.{name}", cause)
+                self._retries[name].failed(now)
                 continue
             self._failures.pop(name, None)
+            self._retries[name].reset()
             if source is not None:
                 del self._openers[name]
                 found.append(source)

@@ -183,7 +183,7 @@ def build_agent(
         principals = PeerPrincipalLookup(clock, resolver)
         pools = Pools()
         edges = WindowEdges(pools)
-        failures = [*opened.failures]
+        failures = [one for one in opened.failures if one.source not in opened.awaited]
 
         def open_all() -> Iterator[Exporter]:
             context = ExporterContext(clock, __version__, log, refusals.counter, principals, pools)
@@ -301,7 +301,7 @@ def build_agent(
             recorders={DEVICES: devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,
-            awaited=AwaitedSources(opened.awaited, clock.monotonic(), log),
+            awaited=AwaitedSources(opened.awaited, clock.monotonic(), log, opened.failures),
             sleep=demand.sleep_until,
         )
         undo.pop_all()

@@ -5,6 +5,7 @@ import pytest
 from testbed import plugin_bench
 
 from wattspan.config import Config
+from wattspan.model import SECOND
 from wattspan.model.settings import Table
 from wattspan.plugins import (
     ACTUATORS,
@@ -212,3 +213,35 @@ def test_named_actuators_that_do_not_load_are_an_error(target: str, cause: str) 
 def test_named_actuators_that_are_not_installed_are_an_error() -> None:
     with pytest.raises(ConfigError, match="no installed package has an entry point"):
         actuators_of(["lumen"], ("other", "plugin_bench:actuators"))
+
+
+def test_source_that_raises_at_opening_is_opened_later() -> None:
+    answers: list[Exception | CounterSource] = [OSError("no bus"), OSError("no bus")]
+
+    def open_source(settings: Table, context: SourceContext) -> CounterSource | None:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    plugins = Plugins(sources={"bmc": SourcePlugin(Table, open_source)})
+    opened = open_sources(plugins, Config(sources={"bmc": Table()}), CONTEXT)
+    awaited = AwaitedSources(opened.awaited, 0, failures=opened.failures)
+    assert [one.cause for one in awaited.failures] == ["it does not open, OSError: no bus"]
+    assert awaited.found(AWAITED_INTERVAL) == []
+    answers.append(ReplaySource([]))
+    assert [one.name for one in awaited.found(2 * AWAITED_INTERVAL)] == ["replay"]
+    assert awaited.failures == ()
+
+
+def test_source_that_keeps_failing_is_opened_less_often() -> None:
+    attempts: list[int] = []
+
+    def broken() -> CounterSource | None:
+        attempts.append(1)
+        raise OSError("no bus")
+
+    awaited = AwaitedSources({"broken": broken}, 0)
+    for turn in range(1, 1 + 3600 * SECOND // AWAITED_INTERVAL):
+        awaited.found(turn * AWAITED_INTERVAL)
+    assert 12 <= len(attempts) <= 20
