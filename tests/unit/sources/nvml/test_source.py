@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from testbed.fake_nvml import FakeGpu, FakeNvml
 from testbed.waiting import eventually
@@ -17,7 +19,7 @@ from wattspan.model.settings import Duration, SettingError, convert
 from wattspan.ports import CounterSource, SourceContext
 from wattspan.sources.driver_thread import DriverThreadSource as Source
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import LIBRARY, open_nvml, plugin
+from wattspan.sources.nvml.source import LIBRARY, load_binding, open_nvml, plugin
 from wattspan.testing import FakeDirectory, ManualClock
 
 
@@ -231,3 +233,9 @@ def test_settings_are_read_from_their_table() -> None:
 def test_invalid_setting_is_rejected(key: str, value: str) -> None:
     with pytest.raises(SettingError, match=key):
         convert({key: value}, NvmlSettings, "sources.nvml")
+
+
+def test_library_is_found_in_a_place_that_the_loader_does_not_search(tmp_path: Path) -> None:
+    (tmp_path / LIBRARY).symlink_to(msgspec._core.__file__)  # any library
+    found = load_binding((str(tmp_path / "absent"), str(tmp_path)))
+    assert found.__name__ == "pynvml"
