@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -26,6 +26,7 @@ from wattspan.clock import SystemClock
 from wattspan.config.settings import SpansSettings
 from wattspan.http.limits import ServerLimits
 from wattspan.http.server import HttpServer
+from wattspan.http.sockets import other_loopback
 from wattspan.ingest.listeners import open_receivers
 from wattspan.model.settings import Listen
 from wattspan.ports import ListenError
@@ -238,6 +239,26 @@ def test_default_that_cannot_be_had_is_done_without(running: Receiving, tmp_path
     )
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_default_listener_has_both_addresses_of_localhost(
+    tmp_path: Path, free_port: Callable[[], int], *, taken: bool
+) -> None:
+    """SDKs send to "localhost", and some try ::1 first: whoever listens there has their spans."""
+    port = free_port()
+    settings = SpansSettings(http=Listen(f"127.0.0.1:{port}"), unix=False)
+    if other_loopback(settings.http) is None:
+        pytest.skip("this host has no IPv6")
+    ipv4, ipv6 = (f"http://{host}:{port}/v1/traces" for host in ("127.0.0.1", "[::1]"))
+    with ExitStack() as held:
+        if taken:
+            family = socket.AF_INET6
+            held.enter_context(socket.create_server(("::1", port), family=family))
+        assert opened(tmp_path, settings, "http") == ((ipv4,), [])
+        addresses, log = opened(tmp_path, settings)
+    assert addresses == ((ipv4,) if taken else (ipv4, ipv6))
+    assert [f"on [::1]:{port}: the port is in use" in line for line in log] == [True] * taken
+
+
 def test_explicit_listener_is_required(running: Receiving, tmp_path: Path) -> None:
     taken = Listen(Listen.written(*running.http))
     with pytest.raises(ListenError, match="the port is in use"):
@@ -255,6 +276,7 @@ from wattspan.config.settings import SpansSettings
 from wattspan.model.settings import Listen
 from wattspan.ingest.listeners import open_receivers
 from wattspan.http.server import HttpServer
+from wattspan.http.sockets import other_loopback
 server = HttpServer(SystemClock(), log=print)
 here = Path({str(tmp_path)!r})
 open_receivers(

@@ -148,6 +148,7 @@ def command(
             if address.startswith("http://") and address.endswith(TRACES):
                 endpoint = address.removesuffix(TRACES)
                 click.echo(f"Send spans of your own: OTEL_EXPORTER_OTLP_ENDPOINT={endpoint}")
+                break
         click.echo(EXAMPLES)
         if not no_tune and (sentence := tuning_hint(chosen)):
             click.echo(sentence)

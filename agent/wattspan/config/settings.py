@@ -203,7 +203,8 @@ class SpansSettings(AccessSettings, frozen=True):
 
     Keys:
         enabled: Receive spans.
-        http: Address of the OTLP/HTTP receiver; "" for none.
+        http: Address of the OTLP/HTTP receiver; "" for none. The default is both addresses of
+            `localhost`, `[::1]:4318` too.
         grpc: Address of the OTLP/gRPC receiver, such as "127.0.0.1:4317". Needs the package h2.
         unix: Receive spans on Unix sockets, where the kernel proves the sender's identity.
         forwarders: Receive the spans of forwarders, such as collectors, on `otlp-forwarder.sock`,

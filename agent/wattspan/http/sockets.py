@@ -50,6 +50,21 @@ def listen_tcp(
     return ListeningSocket(listener, actual, lambda: None)
 
 
+def other_loopback(listen: Listen) -> Listen | None:
+    """The address of IPv6 of "localhost", which its clients try first; None for others.
+
+    Whoever listens there in place of the agent receives what is meant for it.
+    """
+    if listen.host != "127.0.0.1" or not listen.port:
+        return None
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:  # the host has no IPv6
+        return None
+    return Listen(Listen.written("::1", listen.port))
+
+
 def listen_unix(path: Path, mode: int = 0o666, *, what: str) -> ListeningSocket:
     """Listen on a Unix socket. Users with write permission may connect. ListenError.
 

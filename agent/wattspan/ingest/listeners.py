@@ -11,7 +11,7 @@ from wattspan.config.settings import SpansSettings
 from wattspan.http.access_policy import AccessError, AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
-from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix
+from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix, other_loopback
 from wattspan.ingest.export_request import NOTHING_REQUESTED, RequestedAttributes, SpanSink
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
@@ -104,13 +104,14 @@ def open_receivers(
         address: Listen = getattr(settings, key)
         if address:
             policy = _tcp_policy(settings, key, alpn, log, refusals)
-            listen = partial(
-                listen_tcp, address.host, address.port, what=title, setting=f"{CONFIG_TABLE} {key}"
-            )
+            at = partial(listen_tcp, what=title, setting=f"{CONFIG_TABLE} {key}")
             exposed = exposure_warning(address, settings, where=CONFIG_TABLE, risk=EXPOSURE_RISK)
-            tls = "s" * (policy.tls is not None)
-            if attempt(key, f"{key}{tls}://{{}}{path}", listen, policy) and exposed:
-                log(exposed)
+            url = f"{key}{'s' * (policy.tls is not None)}://{{}}{path}"
+            if attempt(key, url, partial(at, address.host, address.port), policy):
+                if exposed:
+                    log(exposed)
+                if not is_set(key) and (other := other_loopback(address)):
+                    attempt("", url, partial(at, other.host, other.port), policy)
         if settings.unix and (address or key == "http"):
             listen = partial(listen_unix, run_dir / name, 0o666, what=title)
             attempt("unix", f"{key}+unix://{{}}", listen, unix_policy)

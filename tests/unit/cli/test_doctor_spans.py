@@ -88,3 +88,19 @@ def test_each_engine_has_a_line_and_its_port_is_not_asked(tmp_path: Path) -> Non
     assert code.mark is Severity.FAIL
     assert "chmod 0640" in code.detail
     assert "geheim" not in code.detail
+
+
+def test_other_program_at_the_other_address_of_localhost_is_found(tmp_path: Path) -> None:
+    """Clients of "localhost" try ::1 first, and whoever listens there receives their spans."""
+    try:
+        silent = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this host has no IPv6")
+    with silent:
+        port = silent.getsockname()[1]
+        http = Listen(f"127.0.0.1:{port}")
+        found = told(tmp_path, http=http)["spans.http"]
+        explicit = told(tmp_path, "spans.http", http=http)["spans.http"]
+    assert found.mark is Severity.WARN
+    assert f"[::1]:{port}" in found.detail
+    assert explicit.mark is Severity.OK

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from wattspan.cli.doctor import Finding, declared, failure, ok, warning
+from wattspan.cli.doctor import Finding, Severity, declared, failure, ok, warning
 from wattspan.config import AccessSettings, Config
 from wattspan.http.access_policy import (
     AccessError,
@@ -17,6 +17,7 @@ from wattspan.http.access_policy import (
     server_tls,
     token_check,
 )
+from wattspan.http.sockets import other_loopback
 from wattspan.model.settings import Listen, Table, keys
 from wattspan.otlp.destination import Destination, parse_destination
 from wattspan.ports import ConfigError
@@ -151,6 +152,10 @@ def examine_spans(config: Config) -> Iterator[Finding]:
         return
     if spans.http:
         yield _span_port(config, "http", spans.http, partial(_is_local_agent, spans.http, spans))
+        if "spans.http" not in config.origins and (other := other_loopback(spans.http)):
+            found = _span_port(config, "http", other, partial(_is_local_agent, other, spans))
+            if found.mark is not Severity.OK:
+                yield found
     if spans.grpc:
         grpc_socket = run_directory(config) / "otlp-grpc.sock"
         yield _span_port(config, "grpc", spans.grpc, partial(_accepts_connection, grpc_socket))
