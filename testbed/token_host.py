@@ -161,6 +161,9 @@ class TokenHost:
                 start_time_unix_nano=zero + round(each["start"] * SECOND),
                 end_time_unix_nano=zero + round(each["end"] * SECOND),
             )
+            for number in range(each.get("messages", 0)):  # as OpenInference writes them, in front
+                attribute(made, f"llm.input_messages.{number}.message.role", "user")
+                attribute(made, f"llm.input_messages.{number}.message.content", f"part {number}")
             for key, value in each.get("attributes", {}).items():
                 attribute(made, key, value)
         asked = RequestedAttributes(presets=self.settings.presets, names=self.settings.attributes)

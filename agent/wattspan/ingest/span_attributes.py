@@ -26,8 +26,12 @@ from wattspan.util.protobuf import length_delimited, message_class
 Scalar = bytes | int | float | None
 """The value of an attribute; None for booleans, arrays and other values that are not needed."""
 
-MAX_ATTRIBUTES = 1024
-"""Attributes of one span or resource that are searched."""
+MAX_ATTRIBUTES = 1 << 14
+"""Attributes of one span or resource that are searched.
+
+Instrumentations write several for each message of a conversation, and the counts of tokens behind
+them: Phoenix sets the limit to 10,000.
+"""
 
 _MAX_ID = 128  # characters of a container id or of a time
 _LARGEST_PID = 1 << 22
