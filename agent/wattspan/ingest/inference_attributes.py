@@ -268,8 +268,9 @@ def _plain(operation: str) -> str:
 
 
 _HOSTED = (
-    "amazon", "anthropic", "aws", "az.ai", "azure", "bedrock", "cohere", "fireworks", "gcp",
-    "gemini", "google", "groq", "openrouter", "perplexity", "vertex", "watsonx", "x_ai", "xai",
+    "amazon", "anthropic", "aws", "az.ai", "azure", "bedrock", "cerebras", "cohere", "deepinfra",
+    "deepseek", "fireworks", "gcp", "gemini", "google", "groq", "mistral", "moonshot", "openrouter",
+    "perplexity", "sambanova", "together", "vertex", "watsonx", "x_ai", "xai",
 )  # fmt: skip
 
 
