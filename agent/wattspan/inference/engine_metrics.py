@@ -99,7 +99,7 @@ _VLLM = {
     Figure.RUNNING: Series("vllm:num_requests_running"),
 }
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
-_VLLM_MARKS = ("vllm:iteration_tokens_total_count", "vllm:cache_config_info")
+_VLLM_MARKS = ("vllm:cache_config_info", "vllm:iteration_tokens_total_count")  # Triton has the last
 _REUSED = ("mlx_serve:", "atom:", "sglang:")
 _SGLANG_TOKENS = "sglang:realtime_tokens_total"
 _SGLANG_RANKS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
