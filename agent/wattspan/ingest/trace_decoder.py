@@ -192,7 +192,7 @@ class TraceDecoder:
 
     A request has at most ``max_spans`` spans, scopes and resources. ``max_fields`` bounds the
     fields that the decoder inspects, and so the CPU time of a request: a field costs less than a
-    microsecond. Names that settings add, and that a request has, are removed from ``unseen``. With
+    microsecond. Names of the settings that a request has are removed from ``unseen``. With
     ``keep_message`` decoded requests contain their protobuf bytes, to be forwarded.
     """
 
@@ -236,13 +236,11 @@ class TraceDecoder:
             return []
         # Most names are absent, and many begin alike: a search reads the whole request.
         known = {beginning for beginning in set(self._beginnings) if beginning in body}
-        found = [
+        return [
             key
             for key, beginning in zip(self._inference, self._beginnings, strict=True)
             if beginning in known and key.prefix in body
         ]
-        self._unseen.difference_update(key.name.decode() for key in found if self._unseen)
-        return found
 
     def _requested_of(self, service: str) -> _Requested:
         """The optional columns that are asked for in the spans of ``service``."""
@@ -304,6 +302,9 @@ class TraceDecoder:
         budget = FieldBudget(self._max_fields)
         self._keys = [each for each in self._weight if each.prefix in body]
         self._present = self._inference_in(body)
+        if self._unseen:
+            found = (*self._keys, *self._present)
+            self._unseen.difference_update(key.name.decode() for key in found)
         # Slices: the parser's own copy of a message is released as soon as its parts are read.
         resources = self._parse(body, _Request, budget).resource_spans[:]
         self._check(resources)

@@ -63,7 +63,7 @@ _Outcome = _Success | Exception
 class TraceReceiver:
     """Decodes requests and passes them to ``sink``. For the receivers' thread.
 
-    ``asked`` are the attributes that are read; ``log`` gets their added names that no span has.
+    ``asked`` are the attributes that are read; ``log`` gets those of the settings that no span has.
     With ``keep``, requests are passed on with their message, to be forwarded.
     """
 
@@ -79,7 +79,8 @@ class TraceReceiver:
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.sink, self._clock, self._log = sink, clock, log
-        self._unseen = {name for names in asked.names.values() for name in names}
+        self._weight = {asked.weight} - {""}
+        self._unseen = {name for names in asked.names.values() for name in names} | self._weight
         self._delivered = 0
         self.max_request = int(max_request)
 
@@ -181,11 +182,15 @@ class TraceReceiver:
         """Log once the names of the configuration that none of the first spans has."""
         before, self._delivered = self._delivered, self._delivered + spans
         if self._unseen and before < EXPECTED_WITHIN <= self._delivered:
-            names = ", ".join(sorted(self._unseen))
-            self._log(
-                f"[spans.attributes]: none of {self._delivered} received spans has {names}. "
-                "Compare the names with the attributes of your spans; other names are unaffected."
-            )
+            weight = self._unseen & self._weight
+            rest = self._unseen - weight
+            for key, names in (("[spans] weight", weight), ("[spans.attributes]", rest)):
+                if names:
+                    self._log(
+                        f"{key}: none of {self._delivered} received spans has "
+                        f"{', '.join(sorted(names))}. Compare the names with the attributes of "
+                        "your spans; other names are unaffected."
+                    )
 
 
 def _decode(

@@ -239,6 +239,24 @@ def test_added_names_that_no_span_has_are_logged_once(*, json: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("weight", "lines"), [("", 0), ("app.size", 0), ("app.sizes", 1), ("app.other", 2)]
+)
+def test_weight_that_no_span_has_is_logged_once(weight: str, lines: int) -> None:
+    log: list[str] = []
+    names = {"model": ["app.modell"]} if lines == 2 else {}
+    receiver = Receiver(weight=weight, names=names, log=log.append)
+    body = request(*(span(n, app__size=n) for n in range(1, 1001))).SerializeToString()
+    for _ in range(EXPECTED_WITHIN // 1000 + 1):
+        receiver.take(body, Peer())
+    assert len(log) == lines
+    if lines:
+        assert log[0].startswith("[spans] weight: none of 10000 received spans has app.")
+        assert weight in log[0]
+    if lines == 2:
+        assert "[spans.attributes]: none of 10000 received spans has app.modell." in log[1]
+
+
+@pytest.mark.parametrize(
     ("attributes", "fault"),
     [
         ({"input_tokens": ["a"], "output_tokens": ["a"]}, "'a' is named twice"),
