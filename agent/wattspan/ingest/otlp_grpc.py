@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from h2 import events
 from h2.config import H2Configuration
+from h2.connection import ConnectionState as Http2State
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import FlowControlError, H2Error
@@ -86,8 +87,9 @@ class OtlpGrpcConnection(asyncio.Protocol):
         self._policy, self._capacity = policy, capacity
         self._calls: dict[int, _Call] = {}
         self._frames = 0  # without content, since the last that counted as a call
+        self._leaving = False  # the client begins no further call
         self._transport = cast(asyncio.Transport, None)  # set by connection_made
-        self._http2 = H2Connection(H2Configuration(client_side=False, header_encoding="ascii"))
+        self._http2 = H2Connection(H2Configuration(client_side=False, header_encoding="latin-1"))
         self._http2.local_settings = Settings(client=False, initial_values=_SETTINGS)
         self._http2.max_inbound_frame_size = _SETTINGS[SettingCodes.MAX_FRAME_SIZE]
 
@@ -153,7 +155,11 @@ class OtlpGrpcConnection(asyncio.Protocol):
 
     def _handle(self, event: Any) -> None:
         if isinstance(event, events.ConnectionTerminated):
-            self.close()
+            if event.error_code or not self._calls:
+                self.close()
+            else:  # the client waits for them, and h2 would not answer
+                self._leaving = True
+                self._http2.state_machine.state = Http2State.SERVER_OPEN
             return
         if isinstance(event, events.RequestReceived):
             self._start(_Call(event.stream_id, dict(cast(Any, event.headers))))
@@ -297,6 +303,8 @@ class OtlpGrpcConnection(asyncio.Protocol):
         self._calls.pop(call.stream, None)
         if not self._calls and not self._transport.is_closing():
             self._capacity.set_state(self, ConnectionState.IDLE)
+            if self._leaving:
+                self._transport.close()
 
     def _cancel(self, call: _Call) -> None:
         if call.task is not None:

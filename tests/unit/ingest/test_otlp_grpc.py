@@ -8,15 +8,17 @@ from typing import Any
 
 import h2.config
 import h2.connection
+import h2.events
 import pytest
 from testbed.http2 import EXPORT
-from testbed.otlp import KeptSink
+from testbed.otlp import KeptSink, request, span
 
 from wattspan.http.access_policy import AccessPolicy
 from wattspan.http.limits import ServerCapacity, ServerLimits
 from wattspan.ingest.otlp_grpc import OtlpGrpcConnection
 from wattspan.ingest.trace_receiver import TraceReceiver
 from wattspan.testing import ManualClock
+from wattspan.util.encoding import frame_message
 
 PROMPT = ServerLimits(rate=1, rejection_delay=0.0)
 HEADERS = [
@@ -33,7 +35,7 @@ class Wire(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 4317)})
-        self.written, self.aborted = bytearray(), False
+        self.written, self.aborted, self.closed = bytearray(), False, False
         self.reads = asyncio.Event()
         self.reads.set()
 
@@ -44,7 +46,10 @@ class Wire(asyncio.Transport):
         return 0
 
     def is_closing(self) -> bool:
-        return self.aborted
+        return self.aborted or self.closed
+
+    def close(self) -> None:
+        self.closed = True
 
     def abort(self) -> None:
         self.aborted = True
@@ -63,7 +68,8 @@ class Receiver:
         self.rejections, clock = Counter[str](), ManualClock()
         policy = AccessPolicy(lambda reason: self.rejections.update([reason]))
         self.capacity = ServerCapacity(PROMPT, clock)
-        receiver = TraceReceiver(KeptSink(), clock, max_request=4096)
+        self.sink = KeptSink()
+        receiver = TraceReceiver(self.sink, clock, max_request=4096)
         self.connection = OtlpGrpcConnection(receiver, print, policy, self.capacity)
         self.wire = Wire()
         self.client = h2.connection.H2Connection(h2.config.H2Configuration())
@@ -131,3 +137,35 @@ def test_call_beyond_the_rate_that_is_reset_delays_the_connection_only() -> None
         one.connection.connection_lost(None)
 
     asyncio.run(reset())
+
+
+GOAWAY = b"\0\0\x08\x07\0\0\0\0\0" + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("header", "more", "closed"),
+    [
+        # netty leaves so before the answer to its last call, as in grpc-java
+        (b"alice", GOAWAY, True),
+        (b"alice", b"", False),
+        ("Zürich".encode(), b"", False),  # only the token is read of such headers
+        ("Zürich".encode("latin-1"), b"", False),
+    ],
+)
+def test_call_is_answered_whatever_its_headers_and_before_a_client_leaves(
+    header: bytes, more: bytes, *, closed: bool
+) -> None:
+    async def export() -> None:
+        one = Receiver()
+        body = request(*(span(number) for number in range(1, 4))).SerializeToString()
+        one.client.send_headers(1, [*HEADERS, ("x-team", header)])
+        one.client.send_data(1, frame_message(body), end_stream=True)
+        one.wire.written.clear()
+        one.send(more)
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+        assert (one.sink.count, one.wire.closed, one.wire.aborted) == (3, closed, False)
+        events = one.client.receive_data(bytes(one.wire.written))
+        ends = [each for each in events if isinstance(each, h2.events.TrailersReceived)]
+        assert [dict(each.headers)[b"grpc-status"] for each in ends] == [b"0"]
+
+    asyncio.run(export())
