@@ -67,6 +67,29 @@ def page(template: str, model: str, **counts: float) -> bytes:
     return template.format(model=model, **(dict.fromkeys(names, 0) | counts)).encode()
 
 
+def joined(*bodies: bytes) -> bytes:
+    """One page of the models or data-parallel parts that have these pages, each line once.
+
+    All of them are of one template.
+    """
+    lines = zip(*(body.splitlines() for body in bodies), strict=True)
+    return b"\n".join(dict.fromkeys(one for each in lines for one in each)) + b"\n"
+
+
+def as_part(body: bytes, number: int) -> bytes:
+    """The page of the data-parallel part with this number: an engine core of vLLM."""
+    return body.replace(b'engine="0"', b'engine="%d"' % number)
+
+
+def with_ranks(body: bytes, ranks: int) -> bytes:
+    """The page of SGLang whose tensor-parallel ranks all count the same tokens."""
+    found = []
+    for line in body.splitlines():
+        each = (line.replace(b'tp_rank="0"', b'tp_rank="%d"' % rank) for rank in range(ranks))
+        found += dict.fromkeys(each)
+    return b"\n".join(found) + b"\n"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineTruth:
     """Sums since the start: joules of prompts and of generated tokens, and true tokens."""

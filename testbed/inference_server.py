@@ -10,7 +10,11 @@ prompt use its cache.
 
 One worker process for each GPU (tensor parallelism) loads the emulated board with the power of the
 present iteration, so the server's own process has no GPU energy. Every request is sent to the agent
-as a span with the attributes of vLLM's. ``GET /truth`` has the true energies of all requests.
+as a span with the attributes of vLLM's. ``GET /truth`` has the true energies of all requests, and
+``GET /truth/models`` those of all iterations of each model.
+
+Several models, and data-parallel parts of each, are engine cores that take turns on the boards.
+Their counters are on one page, which all API servers have.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,7 +40,7 @@ from testbed.continuous_batching import (
     EngineIteration,
     ModelCosts,
 )
-from testbed.engine_pages import VLLM, page
+from testbed.engine_pages import VLLM, as_part, joined, page
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100
 from wattspan.emulation.control import EmulatedGpu
@@ -58,9 +63,16 @@ def module_command(*arguments: str) -> tuple[str, ...]:
 
 
 class InferenceServerSettings(msgspec.Struct, frozen=True):
-    """``slower`` is the factor of all times of the model on an H100, of equal energies."""
+    """``slower`` is the factor of all times of the model on an H100, of equal energies.
+
+    ``others`` are further models by name, with their size relative to the first. Each model has
+    ``parts`` engine cores. Each of ``api_servers`` prints its port, of which the first is ``port``.
+    """
 
     model: str = "emulated-8b"
+    others: dict[str, float] = {}
+    parts: int = 1
+    api_servers: int = 1
     service: str = "vllm"
     gpus: tuple[int, ...] = (0, 1)
     slots: int = 16
@@ -87,6 +99,22 @@ class PrefixCache:
         while len(self._known) > _MAX_PREFIXES:
             self._known.pop(next(iter(self._known)))
         return hits
+
+
+@dataclass(eq=False)
+class _Core:
+    """An engine core: a part of a model with a batch of its own."""
+
+    model: str
+    number: int
+    batching: ContinuousBatching
+    prefixes: PrefixCache = field(default_factory=PrefixCache)
+    counts: Counter[str] = field(default_factory=Counter)
+    energy: float = 0.0  # joules of all boards
+
+    def page(self) -> bytes:
+        running = len(self.batching.running)
+        return as_part(page(VLLM, self.model, **self.counts, running=running), self.number)
 
 
 class _Worker:
@@ -120,29 +148,42 @@ class InferenceEngine:
     ) -> None:
         self._settings, self._boards = settings, boards
         self._clock = SystemClock()
-        self._batching = ContinuousBatching(
-            ModelCosts().stretched(settings.slower), slots=settings.slots, boards=len(boards)
-        )
+        costs = ModelCosts().stretched(settings.slower)
+        self._cores = [
+            _Core(
+                model,
+                number,
+                ContinuousBatching(costs.scaled(size), slots=settings.slots, boards=len(boards)),
+            )
+            for model, size in {settings.model: 1.0, **settings.others}.items()
+            for number in range(settings.parts)
+        ]
+        self._turns = deque(self._cores)
         silicon = H100.silicon
         self._most = (silicon.busy_power(silicon.max_mhz) - silicon.idle) / 1e3  # watts at load 1
         self._sender = SpanSender(settings.agent, settings.service, "requests")
         self._changed = threading.Condition()
         self._generated: dict[int, int] = {}  # tokens of unfinished requests, by number
-        self._prefixes = PrefixCache()
         self._numbers = 0
         self._spans: list[dict[str, object]] = []
         self._done: list[tuple[str, EmulatedRequest]] = []  # span id and request
-        self._counts: Counter[str] = Counter()
         self._ended = False
 
-    def request(self, words: Sequence[str], output: int) -> EmulatedRequest:
-        """Queue a request."""
+    @property
+    def models(self) -> list[str]:
+        return list(dict.fromkeys(core.model for core in self._cores))
+
+    def request(self, words: Sequence[str], output: int, model: str = "") -> EmulatedRequest:
+        """Queue a request of a model, or of the first one, at its core with the least load."""
         with self._changed:
             self._numbers += 1
-            cached = self._prefixes.add(words)
+            model = model if model in self.models else self.models[0]
+            own = [core for core in self._cores if core.model == model]
+            core = min(own, key=lambda one: len(one.batching.running) + len(one.batching.waiting))
+            cached = core.prefixes.add(words)
             request = EmulatedRequest(self._numbers, self._now, len(words), output, cached)
             self._generated[request.number] = 0
-            self._batching.add(request)
+            core.batching.add(request)
             self._changed.notify_all()
         return request
 
@@ -176,23 +217,31 @@ class InferenceEngine:
         return self._clock.monotonic() / SECOND
 
     def run(self) -> None:
-        """Run iterations until ``close``."""
+        """Run iterations until ``close``; the cores with requests take turns."""
         while True:
             with self._changed:
-                while not self._batching.busy and not self._ended:
+                while (core := self._next()) is None and not self._ended:
                     self._load(0.0)
                     self._changed.wait()
-                if self._ended:
+                if core is None or self._ended:
                     return
-                self._batching.now = self._now
-                iteration = self._batching.iterate()
+                core.batching.now = self._now
+                iteration = core.batching.iterate()
             self._load(iteration.energy / (iteration.end - iteration.start))
             with self._changed:
                 self._changed.wait_for(
                     lambda: self._ended,
                     max(0.0, iteration.end - self._now),
                 )
-            self._finish(iteration)
+            self._finish(core, iteration)
+
+    def _next(self) -> _Core | None:
+        """The core that has waited longest for a turn; None without a request."""
+        core = next((one for one in self._turns if one.batching.busy), None)
+        if core is not None:
+            self._turns.remove(core)
+            self._turns.append(core)
+        return core
 
     def send_spans(self) -> None:
         """Send the spans of ended requests until ``close``."""
@@ -215,11 +264,12 @@ class InferenceEngine:
         for load in self._boards:
             load(min(1.0, watts / self._most))
 
-    def _finish(self, iteration: EngineIteration) -> None:
+    def _finish(self, core: _Core, iteration: EngineIteration) -> None:
         """Publish the tokens of an iteration, and the spans of the requests that it ended."""
         prompts = iteration.prompts
         with self._changed:
-            self._counts.update(
+            core.energy += len(self._boards) * iteration.energy
+            core.counts.update(
                 generated=iteration.generated,
                 iterations=iteration.generated > 0,
                 prompts=len(prompts),
@@ -231,15 +281,15 @@ class InferenceEngine:
             for request in iteration.finished:
                 ident = os.urandom(8).hex()
                 self._done.append((ident, request))
-                self._spans.append(self._span(ident, request))
+                self._spans.append(self._span(ident, request, core.model))
                 del self._generated[request.number]
-            self._generated.update((each.number, each.generated) for each in self._batching.running)
+            self._generated.update((each.number, each.generated) for each in core.batching.running)
             self._changed.notify_all()
 
-    def _span(self, ident: str, request: EmulatedRequest) -> dict[str, object]:
+    def _span(self, ident: str, request: EmulatedRequest, model: str) -> dict[str, object]:
         attributes: dict[str, int | float | str] = {
             "gen_ai.request.id": f"request-{request.number}",
-            "gen_ai.response.model": self._settings.model,
+            "gen_ai.response.model": model,
             "gen_ai.usage.prompt_tokens": request.prompt,
             "gen_ai.usage.completion_tokens": request.output,
             "gen_ai.usage.cached_tokens": request.cached,
@@ -262,12 +312,19 @@ class InferenceEngine:
     def page(self) -> bytes:
         """The Prometheus page."""
         with self._changed:
-            counts = dict(self._counts, running=len(self._batching.running))
-        return page(VLLM, self._settings.model, **counts)
+            return joined(*(core.page() for core in self._cores))
 
     def truth(self) -> dict[str, float]:
         """The true energy of each ended request in joules, by span id."""
         return {ident: request.energy for ident, request in list(self._done)}
+
+    def model_energies(self) -> dict[str, float]:
+        """The true joules of the iterations of each model."""
+        with self._changed:
+            found = dict.fromkeys(self.models, 0.0)
+            for core in self._cores:
+                found[core.model] += core.energy
+        return found
 
 
 class _Asked(NamedTuple):
@@ -277,6 +334,7 @@ class _Asked(NamedTuple):
     output: int
     stream: bool
     usage: bool
+    model: str
 
 
 class _Kind(NamedTuple):
@@ -339,13 +397,16 @@ class _CompletionHandler(BaseHTTPRequestHandler):
     server: CompletionServer
 
     def do_GET(self) -> None:
-        model = {"id": self.server.model, "object": "model", "owned_by": "wattspan"}
+        names = [self.server.model, *self.server.engine.models[1:]]
+        models = [{"id": name, "object": "model", "owned_by": "wattspan"} for name in names]
         if self.path == "/truth":
             self._answer(self.server.engine.truth())
+        elif self.path == "/truth/models":
+            self._answer(self.server.engine.model_energies())
         elif self.path == "/metrics":
             self._send(self.server.engine.page(), "text/plain; version=0.0.4")
         elif self.path == "/v1/models":
-            self._answer({"object": "list", "data": [model]})
+            self._answer({"object": "list", "data": models})
         else:
             self._refuse(f"there is no {self.path}", HTTPStatus.NOT_FOUND)
 
@@ -359,9 +420,9 @@ class _CompletionHandler(BaseHTTPRequestHandler):
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             self._refuse(str(error), HTTPStatus.BAD_REQUEST)
             return
-        request = self.server.engine.request(asked.words, asked.output)
+        request = self.server.engine.request(asked.words, asked.output, asked.model)
         created = self.server.engine.unix_time(request.arrived) // SECOND
-        completion = _Completion(kind, self.server.model, created, request)
+        completion = _Completion(kind, asked.model, created, request)
         if asked.stream:
             self._stream(completion, asked)
             return
@@ -398,7 +459,9 @@ class _CompletionHandler(BaseHTTPRequestHandler):
         if not (words and 0 < output <= _MAX_TOKENS):
             raise ValueError(f"a prompt and max_tokens up to {_MAX_TOKENS} are needed")
         usage = (content.get("stream_options") or {}).get("include_usage") is True
-        return _Asked(words, output, content.get("stream") is True, usage)
+        wanted = content.get("model")
+        model = wanted if wanted in self.server.engine.models else self.server.model
+        return _Asked(words, output, content.get("stream") is True, usage, model)
 
     def _refuse(self, message: str, status: HTTPStatus) -> None:
         self._answer({"error": {"message": message, "type": "invalid_request_error"}}, status)
@@ -438,23 +501,27 @@ def _serve(settings: InferenceServerSettings) -> None:
     set_process_name("inference")
     workers = [_Worker(gpu, settings.host) for gpu in settings.gpus]
     engine = InferenceEngine(settings, [worker.load for worker in workers])
-    server = CompletionServer(engine, settings.model, settings.port)
+    ports = (settings.port, *(0,) * (settings.api_servers - 1))
+    servers = [CompletionServer(engine, settings.model, port) for port in ports]
     threads = [
         threading.Thread(target=work, daemon=True)
-        for work in (engine.run, engine.send_spans, server.serve_forever)
+        for work in (engine.run, engine.send_spans, *(one.serve_forever for one in servers))
     ]
     try:
         for thread in threads:
             thread.start()
-        sys.stdout.write(f"{server.server_port}\n")
+        for server in servers:
+            sys.stdout.write(f"{server.server_port}\n")
         sys.stdout.flush()
         sys.stdin.read()
     finally:
-        server.shutdown()
+        for server in servers:
+            server.shutdown()
         engine.close()
         for thread in threads:
             thread.join()
-        server.server_close()
+        for server in servers:
+            server.server_close()
         for worker in workers:
             worker.close()
 

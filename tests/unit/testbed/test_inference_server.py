@@ -16,6 +16,8 @@ from testbed.inference_server import (
     PrefixCache,
 )
 
+from wattspan.inference.engine_metrics import Figure, read_page
+
 EVEN = ModelCosts(noise=0.0, drift=0.0)
 
 
@@ -135,3 +137,66 @@ def test_bad_request_is_refused(
 
     assert found == status
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_models_of_a_server_have_one_page_and_their_own_truth() -> None:
+    settings = InferenceServerSettings(
+        slower=1e-3, slots=2, others={"small": 0.4}, parts=2, agent="/nonexistent"
+    )
+    engine = InferenceEngine(settings, [lambda load: None] * 2)
+    thread = threading.Thread(target=engine.run)
+    thread.start()
+    try:
+        asked = [(number % 2, engine.request(["word"] * 40, 8, ("", "small")[number % 2]))
+                 for number in range(12)]  # fmt: skip
+        for _, request in asked:
+            for _ in engine.tokens(request):
+                pass
+        found, requests = read_page(engine.page()), engine.truth()
+        energies = engine.model_energies()
+    finally:
+        engine.close()
+        thread.join()
+    assert found.models == {"emulated-8b", "small"}
+    for model in found.models:
+        assert found.sum(Figure.OUTPUT, model) == 6 * 8
+        parts = {dict(labels)["engine"] for labels in found.samples[Figure.OUTPUT]}
+        assert parts == {"0", "1"}
+    assert sum(energies.values()) == pytest.approx(sum(requests.values()))
+    by_model = [sum(one.energy for which, one in asked if which == each) for each in (0, 1)]
+    assert [*energies.values()] == pytest.approx(by_model)
+
+
+def test_api_servers_of_an_engine_have_one_page() -> None:
+    settings = InferenceServerSettings(
+        model="m", slower=1e-3, others={"small": 0.4}, agent="/nonexistent"
+    )
+    engine = InferenceEngine(settings, [lambda load: None])
+    servers = [CompletionServer(engine, "m") for _ in range(2)]
+    threads = [
+        threading.Thread(target=work)
+        for work in (engine.run, *(server.serve_forever for server in servers))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for number, server in enumerate(servers):
+            asked = {"prompt": "a b", "max_tokens": 3, "model": ("m", "small")[number]}
+            assert json.loads(_ask(server, "/v1/completions", asked)[1])["model"] == asked["model"]
+        one, other = (_ask(server, "/metrics") for server in servers)
+        listed, truth = (json.loads(_ask(servers[1], path)[1])
+                         for path in ("/v1/models", "/truth/models"))  # fmt: skip
+    finally:
+        for server in servers:
+            server.shutdown()
+        engine.close()
+        for thread in threads:
+            thread.join()
+        for server in servers:
+            server.server_close()
+    assert one == other
+    found = read_page(one[1].encode())
+    assert [found.sum(Figure.OUTPUT, model) for model in ("m", "small")] == [3, 3]
+    assert [each["id"] for each in listed["data"]] == ["m", "small"]
+    assert truth.keys() == {"m", "small"}
+    assert 0 < truth["small"] < truth["m"]
