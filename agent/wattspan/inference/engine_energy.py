@@ -11,7 +11,7 @@ The energy of prompts and of generated tokens is divided by learned coefficients
 requests is (:mod:`wattspan.inference.token_power`), where an engine counts its iterations: energy
 by iterations, prompts, their tokens, generated tokens and time. They are learned from differences
 between intervals, as the power of the same work drifts. Engines on the same boards are divided by
-the work of all of them.
+the work of all of them, and so are the models of a page that counts the iterations of each.
 
 The common part of an iteration is divided equally among its requests: the energy of an
 iteration without tokens, and the active power for the time that its tokens take. A page tells what
@@ -25,7 +25,7 @@ prompts in passes of their own does not need it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from math import hypot, inf, isfinite, sqrt
@@ -48,6 +48,9 @@ LONGEST_INTERVAL = 11 * SECOND
 
 MAX_DOUBT = 0.5
 """A figure with a larger uncertainty, of the figure, is not published."""
+
+MOST_MODELS = 4
+"""Models of a page among which its energy is divided: each one makes the regression larger."""
 
 _SURE = 2.5  # standard deviations of the stated uncertainty, as of single requests
 _LEAST_DOUBT = 0.02  # of what the model divides: it is simpler than an engine
@@ -484,6 +487,30 @@ def _quotient(energy: Estimate, count: float, late: float) -> Estimate:
     if not energy.value:
         return Estimate(0.0, inf)  # tokens cost energy: how much is unknown
     return Estimate(value, hypot(doubt, energy.value * late / count) / count)
+
+
+def by_model(interval: EngineInterval) -> Iterator[tuple[str, EngineInterval]]:
+    """The interval of each model of a page, if it has several; they are engines on common boards.
+
+    None of them if a part of the work names no model, or if there are more than ``MOST_MODELS``.
+    """
+    whole, models = interval.progress, interval.progress.models
+    figures = (Figure.ITERATIONS, Figure.PROMPTS, Figure.COMPUTED, Figure.OUTPUT)
+    named = all(
+        abs(sum(one.figures.get(each, 0.0) for one in models) - whole.figures.get(each, 0.0)) < 1
+        for each in figures
+    )
+    if not named or not 1 < len(models) <= MOST_MODELS:
+        return
+    part, common = Microjoules(interval.energy // len(models)), _common(interval)
+    for own in models:
+        others = tuple((f"model {one.model}", one) for one in models if one is not own)
+        yield (
+            own.model,
+            interval._replace(
+                energy=part, progress=own, beside=(*others, *interval.beside), common=common
+            ),
+        )
 
 
 def edge_doubt(step: Microjoules, length: int, reading: int) -> float:

@@ -244,13 +244,12 @@ class EngineReading(NamedTuple):
     models: frozenset[str]
 
     def sum(self, figure: Figure, model: str | None = None) -> float | None:
-        """The sum of a figure over all labels, or those of a model; None if the page lacks it."""
-        samples = self.samples.get(figure)
-        if not samples:
-            return None
-        return sum(
+        """The sum of a figure over all labels, or those of a model; None if the page has none."""
+        samples = self.samples.get(figure, {})
+        own = [
             value for labels, value in samples.items() if model is None or model == _model(labels)
-        )
+        ]
+        return sum(own) if own else None
 
 
 def _model(labels: _Labels) -> str:
@@ -354,7 +353,7 @@ class Progress:
     """The work of an engine between two readings; a figure that its page lacks is missing.
 
     ``running`` are the requests in the batch at both readings; None if that is unknown. ``models``
-    are the parts of each model, without ``running``, if the page has several.
+    are the parts of each model, if the page has several.
     """
 
     page: EnginePage
@@ -397,27 +396,30 @@ def progress(before: EngineReading, after: EngineReading, *, whole: bool = True)
         found[figure] = sum(new.values()) - sum(old.values())
         if found[figure] > _MOST:
             return None
-    first, last, models = (
-        before.sum(Figure.RUNNING),
-        after.sum(Figure.RUNNING),
-        sorted(after.models),
-    )
-    running = None if first is None or last is None else (first, last)
+    models, running = sorted(after.models), _running(before, after)
     if len(models) == 1:
         return Progress(after.page, found, running, models[0])
     parts = tuple(_of_model(before, after, found, model) for model in models)
     return Progress(after.page, found, running, "", parts)
 
 
+def _running(
+    before: EngineReading, after: EngineReading, model: str | None = None
+) -> tuple[float, float] | None:
+    first, last = before.sum(Figure.RUNNING, model), after.sum(Figure.RUNNING, model)
+    return None if first is None or last is None else (first, last)
+
+
 def _of_model(
     before: EngineReading, after: EngineReading, figures: Collection[Figure], model: str
 ) -> Progress:
-    """The part of a model in the progress of ``figures``."""
+    """The part of a model in the progress of ``figures``; those that do not name it are missing."""
     found = {
-        figure: (after.sum(figure, model) or 0.0) - (before.sum(figure, model) or 0.0)
+        figure: last - (before.sum(figure, model) or 0.0)
         for figure in figures
+        if (last := after.sum(figure, model)) is not None
     }
-    return Progress(after.page, found, None, model)
+    return Progress(after.page, found, _running(before, after, model), model)
 
 
 def page_paths(kind: str) -> tuple[str, ...]:

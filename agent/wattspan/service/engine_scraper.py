@@ -18,7 +18,13 @@ from urllib.parse import urlsplit
 
 from wattspan.config import ServingEngineSettings
 from wattspan.http.access_policy import AccessError, bearer_token
-from wattspan.inference.engine_energy import EngineEnergy, EngineInterval, Estimate, edge_doubt
+from wattspan.inference.engine_energy import (
+    EngineEnergy,
+    EngineInterval,
+    Estimate,
+    by_model,
+    edge_doubt,
+)
 from wattspan.inference.engine_metrics import (
     MAX_BODY,
     EngineReading,
@@ -57,6 +63,7 @@ from wattspan.service.engine_finder import (
 from wattspan.service.engine_neighbours import EngineNeighbours
 from wattspan.service.host_steps import HostStepReader
 from wattspan.service.tuning_assembly import AgentCore
+from wattspan.spans.aggregator import shortened_name
 from wattspan.util.http_get import OK, FetchError, HttpAnswer, KeptConnection
 
 TIMEOUT = 2.0
@@ -124,7 +131,6 @@ class EngineScraper:
         self._whole = False  # the last reading had all series of the one before
         self._energies: dict[tuple[str, str], EngineEnergy] = {}  # by model and owner
         self._totals = ModelTotals(settings.label, earlier)  # by the same
-        self._present: tuple[str, str] | None = None
         self._used: frozenset[str] = frozenset()  # boards
         self._beside: frozenset[Payer] = frozenset()  # processes of engines on these
         self._reads = self._failed = self._took = self._pause_until = 0
@@ -344,9 +350,6 @@ class EngineScraper:
         energy = Microjoules(sum(each for each, *_ in parts))
         host = self._parts(before.at, after.at, allowed, energy)
         key = self._totals.add(self._processes.owner, energy, done, host)
-        if key != self._present:
-            self._skip()
-            self._present = key
         others = self._neighbours.work(self._settings.label, before.at, after.at)
         divided = [(self._common if others else self._boards)[board] for board in used]
         common = [board.between(before.at, after.at) for board in divided]
@@ -356,9 +359,16 @@ class EngineScraper:
         )
         together = Microjoules(sum(each for each, *_ in common))
         doubt = sum(each for _, each, _ in common)
-        self._energies.setdefault(key, EngineEnergy()).add(
-            EngineInterval(before.at, after.at, energy, edges, done, doubt, others, together)
-        )
+        whole = EngineInterval(before.at, after.at, energy, edges, done, doubt, others, together)
+        intervals, rows = {key: whole}, self._totals.rows()
+        # On several boards they may run at the same time, each on its own.
+        for model, part in by_model(whole) if len(used) == 1 else ():
+            if (own := (shortened_name(model), key[1])) in rows:
+                intervals[own] = part
+        for one, interval in intervals.items():
+            self._energies.setdefault(one, EngineEnergy()).add(interval)
+        for one in self._energies.keys() - intervals.keys():
+            self._energies[one].skip()
 
     def _parts(self, start: int, end: int, allowed: int, gpu: Microjoules) -> Counter[str] | None:
         """The energy of the whole host by part; None if some is unknown."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from testbed.engine_pages import VLLM, page
+from testbed.engine_pages import VLLM, joined, page
 from testbed.token_host import CPU_SHARE, TICK, WATTS, TokenHost
 
 from wattspan.config import ServingEngineSettings
@@ -761,6 +761,46 @@ def test_models_of_one_engine_have_rows_of_tokens_and_one_row_has_their_energy()
     later = {row.model: row for row in stage.run(60)}
     assert later.keys() == rows.keys()
     assert later["m"].tokens["output"] > rows["m"].tokens["output"]
+
+
+@pytest.mark.parametrize("boards", [1, 2])
+def test_models_of_one_page_that_counts_their_iterations_have_figures(boards: int) -> None:
+    """Iterations of one model take 10 ms, of the other 30 ms, at the same power."""
+    second = {"name": "worker2", "parent": "api", "gpu": "g1", **UNIT}
+    stage = Stage((*ENGINE, second)[: 1 + boards], name="chat")
+    chance, done = random.Random(4), {"a": 0, "b": 0}
+
+    def answer(path: str) -> Answer:
+        bodies = [
+            page(
+                VLLM, name, prompt=count, computed=count, generated=4 * count, iterations=count,
+                prompts=count // 50, finished=count // 50, running=4,
+            )
+            for name, count in done.items()
+        ]  # fmt: skip
+        return HttpAnswer(200, joined(*bodies)) if path == "/metrics" else HttpAnswer(404, b"")
+
+    stage.pages._answer = answer
+    for _ in range(80):
+        stage.scraper.turn()
+        one = chance.randint(50, 400)
+        done["a"], done["b"] = done["a"] + one, done["b"] + (500 - one) // 3
+        stage.host.run(5)
+    rows = {row.model: row for row in stage.scraper.rows}
+    assert rows["a"].energy is rows["b"].energy is None
+    assert rows[""].energy
+    if boards > 1:  # each may have one of its own
+        assert not rows["a"].token_energy
+        assert not rows["b"].token_energy
+        return
+    for name, seconds in (("a", 0.01), ("b", 0.03)):
+        value, uncertainty = rows[name].token_energy["all"]
+        truth = WATTS * 1e6 * seconds / 5
+        assert value == pytest.approx(truth, rel=0.1)
+        assert abs(value - truth) <= uncertainty
+    done |= dict.fromkeys(("c", "d", "e"), 0)  # too many to be divided
+    stage.run(20)
+    assert not any(row.token_energy for row in stage.scraper.rows if row.model)
 
 
 SECOND_ENGINE = (
