@@ -15,7 +15,15 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from wattspan.api.engine_entries import ENGINE_SOURCE, EngineEntry, engine_entries
+from wattspan.api.inference_entries import (
+    ENGINE_SOURCE,
+    EngineEntry,
+    InferenceEntry,
+    UnmeteredEntry,
+    engine_entries,
+    inference_entry,
+    unmetered_entry,
+)
 from wattspan.model import (
     BaselineQuality,
     Certainty,
@@ -26,7 +34,6 @@ from wattspan.model import (
     GroupKind,
     GroupRow,
     HwType,
-    InferenceRow,
     ProcessRow,
     Provenance,
     RatedEnergy,
@@ -34,7 +41,6 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
     StaticBasis,
-    UnmeteredRow,
     service_label,
 )
 from wattspan.tuning.serialization import TuningDocument, tuning_document
@@ -157,28 +163,6 @@ class SpanEntry(Struct, frozen=True):
     dynamic_joules: dict[StaticBasis, float] = {}
     owner: str = ""  # of its processes, as the kernel proves it
     bounded: list[HwType] = []
-
-
-class InferenceEntry(Struct, frozen=True):
-    """Requests to one language model of one service, by token type and division of the energy."""
-
-    service: str
-    model: str
-    gpu_joules: dict[str, float]
-    tokens: dict[str, int]
-    requests: dict[str, int]
-    owner: str = ""
-
-
-class UnmeteredEntry(Struct, frozen=True):
-    """Requests to one language model of one service whose energy is unknown, by role."""
-
-    service: str
-    model: str
-    role: str
-    requests: int
-    tokens: dict[str, int]
-    owner: str = ""
 
 
 class SpansEntry(Struct, frozen=True):
@@ -516,32 +500,10 @@ def _spans(spans: SpanAccounts) -> SpansEntry:
         spans.announcers,
         dict(spans.announcers_refused),
         spans.announcements_lost,
-        list(map(_inference, spans.inference)),
+        [inference_entry(row, _text) for row in spans.inference],
         _joules(spans.inference_idle),
         spans.inference_waiting,
-        list(map(_unmetered, spans.unmetered)),
-    )
-
-
-def _inference(row: InferenceRow) -> InferenceEntry:
-    return InferenceEntry(
-        _text(row.service),
-        _text(row.model),
-        {token_type: _joules(energy) for token_type, energy in row.energy.items()},
-        dict(row.tokens),
-        dict(row.requests),
-        _text(row.owner),
-    )
-
-
-def _unmetered(row: UnmeteredRow) -> UnmeteredEntry:
-    return UnmeteredEntry(
-        _text(row.service),
-        _text(row.model),
-        row.role,
-        row.requests,
-        dict(row.tokens),
-        _text(row.owner),
+        [unmetered_entry(row, _text) for row in spans.unmetered],
     )
 
 

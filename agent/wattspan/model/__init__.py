@@ -66,6 +66,8 @@ from wattspan.model.snapshot import TickCounts as TickCounts
 from wattspan.model.snapshot import Trouble as Trouble
 from wattspan.model.snapshot import consumers_certainty as consumers_certainty
 from wattspan.model.snapshot import energy_certainty as energy_certainty
+from wattspan.model.spans import ENGINE_METRICS as ENGINE_METRICS
+from wattspan.model.spans import EQUAL_PARTS as EQUAL_PARTS
 from wattspan.model.spans import IDLE_PART as IDLE_PART
 from wattspan.model.spans import NO_SPLIT as NO_SPLIT
 from wattspan.model.spans import REQUEST_ENERGY_BOUNDS as REQUEST_ENERGY_BOUNDS

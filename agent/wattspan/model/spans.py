@@ -97,6 +97,12 @@ REQUEST_ENERGY_BOUNDS = tuple(
 """Upper bounds of the histogram of the energy of requests to language models."""
 
 
+EQUAL_PARTS = "equal_parts"
+"""The method of energy that the requests of an instant have in equal parts."""
+
+ENGINE_METRICS = "engine_metrics"
+"""The method of figures from an engine's own counters and the energy of its processes."""
+
 IDLE_PART = "idle"
 """The part of a request's energy that is a share of the devices' idle energy."""
 

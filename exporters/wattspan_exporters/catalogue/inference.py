@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
 from wattspan.model import (
+    ENGINE_METRICS,
     IDLE_PART,
     REQUEST_ENERGY_BOUNDS,
     EngineRow,
@@ -32,8 +33,6 @@ GAUGE, INFO = Instrument.GAUGE, Instrument.INFO
 
 _MODEL = ("service.name", "model", "owner")
 _ENGINE = ("engine", "model", "owner")
-ENGINE_METRICS = "engine_metrics"
-"""The method of figures from an engine's own counters."""
 
 
 def token_energy(snapshot: Snapshot) -> Iterator[Sample]:

@@ -11,7 +11,7 @@ from testbed.top_view import document, drawn, line_with
 from wattspan.cli.formatting import estimate
 from wattspan.cli.top.controls import ViewOptions, ViewSection
 from wattspan.cli.top.tables import select_rows
-from wattspan.model import Snapshot
+from wattspan.model import HostRequests, InferenceRow, Microjoules, Snapshot
 
 
 def test_engine_row_shows_joules_with_their_uncertainty() -> None:
@@ -88,3 +88,47 @@ def test_estimate_has_its_half_width_in_the_same_unit(
     joules: float | None, half_width: float | None, text: str
 ) -> None:
     assert estimate(joules, half_width) == text
+
+
+# -------------------------------------------------------------------------- the whole host
+
+
+def host_with_parts(**parts: int) -> Snapshot:
+    """The host whose first engine has these joules on the whole host in 60 requests."""
+    host = engine_host()
+    (row,) = host.spans.engines
+    energy = {part: Microjoules(joules * 10**6) for part, joules in parts.items()}
+    known = HostRequests(energy, {"input": 54_000, "output": 6_000}, 60)
+    model = InferenceRow("api", "tiny", {}, {}, {"model": 1}, ())
+    engines = (replace(row, host=known),)
+    return replace(host, spans=replace(host.spans, engines=engines, inference=(model,)))
+
+
+def test_energy_of_a_request_on_the_whole_host_is_by_part_with_its_method() -> None:
+    lines = drawn(host_with_parts(gpu=6_000, cpu=300, memory=60), by=ViewSection.SPAN)
+    title = next(number for number, line in enumerate(lines) if line.startswith("HOST J/request"))
+    assert lines[title].split() == [
+        *("HOST", "J/request", "gpu", "cpu", "mem", "idle", "sum", "J/token", "method"),
+    ]
+    model, engine = (line.split() for line in lines[title + 1 : title + 3])
+    assert model == ["tiny", "api", *"------"]
+    assert engine == [
+        *("chat", "llama", "100", "J", "5.00", "J", "1.00", "J", "-", "106", "J", "106", "mJ"),
+        "engine_metrics",
+    ]
+
+
+def test_host_without_known_energy_of_an_engine_has_no_table_of_parts() -> None:
+    lines = drawn(engine_host(), by=ViewSection.SPAN)
+    assert not any("HOST J/request" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("height", [16, 24, 60])
+def test_view_with_parts_fits_the_terminal(height: int, width: int) -> None:
+    lines = drawn(
+        host_with_parts(gpu=6_000, cpu=300), width, height, by=ViewSection.SPAN, keys=True
+    )
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert any("HOST" in line for line in lines) == (height >= 60)

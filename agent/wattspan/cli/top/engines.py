@@ -1,15 +1,19 @@
-"""The table of serving engines whose pages the agent reads."""
+"""The tables of serving engines whose pages the agent reads, and of energy on the whole host."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 from rich.text import Text
 
-from wattspan.api.engine_entries import EngineEntry
+from wattspan.api.inference_entries import EngineEntry, HostEnergyEntry
+from wattspan.api.snapshot_document import SnapshotDocument
 from wattspan.cli import formatting
 from wattspan.cli.formatting import TableColumn
 from wattspan.cli.top.controls import ViewOptions
+from wattspan.model import IDLE_PART, HwType
 from wattspan.util.text import printable
 
 
@@ -56,3 +60,50 @@ def _page_state(row: EngineEntry) -> Text:
 def _page_state_with_reason(row: EngineEntry) -> Text:
     reason = f": {printable(row.failure)}" if row.failure else ""
     return _page_state(row).append(reason)
+
+
+# -------------------------------------------------------------------------- the whole host
+
+_PARTS = {HwType.GPU: "gpu", HwType.CPU: "cpu", HwType.MEMORY: "mem", IDLE_PART: "idle"}
+
+
+class HostRow(NamedTuple):
+    """A model of a service or an engine, and its energy on the whole host; None if unknown."""
+
+    name: str
+    sender: str
+    energy: HostEnergyEntry | None
+
+
+def host_rows(document: SnapshotDocument) -> list[HostRow]:
+    """Language models, and then engines; none unless the energy of one of them is known."""
+    rows = [HostRow(row.model, row.service, row.host) for row in document.spans.inference]
+    rows += [HostRow(row.engine, row.model, row.host) for row in document.engines]
+    return rows if any(row.energy for row in rows) else []
+
+
+def host_columns() -> list[TableColumn]:
+    """Joules of a request by part, of a request and of a token, and the method of the parts.
+
+    The energy of engines is with the time in which they wait. Its uncertainty is unknown.
+    """
+    return [
+        TableColumn("HOST J/request", _host_name, left=True, ratio=3),
+        *(TableColumn(title, partial(_joules_of_part, part)) for part, title in _PARTS.items()),
+        TableColumn("sum", lambda row: _sum(row.energy and row.energy.request_joules)),
+        TableColumn("J/token", lambda row: _sum(row.energy and row.energy.token_joules)),
+        TableColumn("method", lambda row: row.energy.method if row.energy else "", left=True),
+    ]
+
+
+def _host_name(row: HostRow) -> Text:
+    return Text.assemble(printable(row.name), (f" {printable(row.sender)}", "dim"))
+
+
+def _joules_of_part(part: str, row: HostRow) -> str:
+    joules = row.energy.request_joules.get(part) if row.energy else None
+    return formatting.UNKNOWN if joules is None else formatting.energy_each(joules * 1e6, 1)
+
+
+def _sum(parts: Mapping[str, float] | None) -> str:
+    return formatting.energy_each(sum(parts.values()) * 1e6, 1) if parts else formatting.UNKNOWN

@@ -13,16 +13,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from wattspan.api.engine_entries import EngineEntry
+from wattspan.api.inference_entries import EngineEntry, InferenceEntry, UnmeteredEntry
 from wattspan.api.snapshot_document import (
     DomainEntry,
     GroupEntry,
-    InferenceEntry,
     ListedProcess,
     SnapshotDocument,
     SpanEntry,
     SpansEntry,
-    UnmeteredEntry,
 )
 from wattspan.cli import formatting
 from wattspan.cli.formatting import TableColumn, at_least, count, duration_each, energy_each

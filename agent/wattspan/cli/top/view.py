@@ -18,7 +18,7 @@ from rich.text import Text
 from wattspan.api.snapshot_document import RateEntry, SnapshotDocument
 from wattspan.cli import formatting
 from wattspan.cli.top.controls import KeySource, ViewOptions, ViewSection, handle_key
-from wattspan.cli.top.engines import engine_columns
+from wattspan.cli.top.engines import engine_columns, host_columns, host_rows
 from wattspan.cli.top.tables import (
     NO_COUNTER,
     TUNING_LINES,
@@ -83,10 +83,9 @@ def _body(
     accounts = _tuning_accounts(document)
     jobs = tuning_rows(accounts, options)
     groups, spans, engines = document.groups, document.spans.names, document.engines
-    models = model_rows(document.spans)
-    rows = _RowBudget(
-        len(devices), len(groups), None, len(spans), len(jobs), len(models), len(engines)
-    )
+    models, hosts = model_rows(document.spans), host_rows(document)
+    of_spans = len(spans), len(jobs), len(models), len(engines), len(hosts)
+    rows = _RowBudget(len(devices), len(groups), None, *of_spans)
     space = _allot_rows(options, room, rows, job_lines(jobs))
     table = partial(listing, options, 0 if options.by is ViewSection.ALL else options.offset)
     if space.devices != 0:
@@ -113,6 +112,9 @@ def _body(
     if space.engines != 0:
         yield Text()
         yield table(engine_columns(options), engines, space.engines)
+    if space.hosts != 0:
+        yield Text()
+        yield table(host_columns(), hosts, space.hosts)
 
 
 def _tuning_accounts(document: SnapshotDocument) -> TuningAccounts:
@@ -133,6 +135,7 @@ class _RowBudget(NamedTuple):
     jobs: int | None = 0
     models: int | None = 0
     engines: int | None = 0
+    hosts: int | None = 0
 
 
 _SECTIONS = {
@@ -140,7 +143,7 @@ _SECTIONS = {
     ViewSection.GROUP: "groups",
     ViewSection.PROCESS: "processes",
 }
-_BRIEF = _RowBudget(None, 8, 12, 8, None, 8, 8)
+_BRIEF = _RowBudget(None, 8, 12, 8, None, 8, 8, 8)
 _MOST_MODELS = 3  # of a terminal's lines, among all sections; so many engines
 
 
@@ -164,6 +167,7 @@ def _allot_rows(
             jobs=most.jobs if rows.jobs else 0,
             models=most.models if rows.models else 0,
             engines=most.engines if rows.engines else 0,
+            hosts=most.hosts if rows.hosts else 0,
         )
     left = room - 7  # three headings with a blank line above each, a remainder
     jobs = spans = models = engines = 0
@@ -188,17 +192,19 @@ def _allot_rows(
 
 
 def _allot_span_rows(room: int | None, rows: _RowBudget) -> _RowBudget:
-    """A quarter of ``room`` lines each to engines and models, if there are any and room for all."""
-    models, engines = (rows.models, rows.engines) if room is None else (0, 0)
+    """A quarter of ``room`` lines each to engines, models and their parts, if there is room."""
+    models, engines, hosts = (rows.models, rows.engines, rows.hosts) if room is None else (0, 0, 0)
     if room is not None and rows.engines and room >= 12:
         engines = min(rows.engines, room // 4)
         room -= engines + 2
     if room is not None and rows.models and room >= 12:
         models = min(rows.models, room // 4)
         room -= models + 2
-    return _RowBudget(
-        spans=None if room is None else max(1, room - 3), models=models, engines=engines
-    )
+    if room is not None and rows.hosts and room >= 12:
+        hosts = min(rows.hosts, room // 4)
+        room -= hosts + 2
+    spans = None if room is None else max(1, room - 3)
+    return _RowBudget(spans=spans, models=models, engines=engines, hosts=hosts)
 
 
 # ---------------------------------------------------------------------------- above the tables

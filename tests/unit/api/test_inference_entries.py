@@ -1,4 +1,4 @@
-"""Serving engines in the snapshot document."""
+"""Language models and serving engines in the snapshot document."""
 
 from __future__ import annotations
 
@@ -7,9 +7,18 @@ from dataclasses import replace
 import msgspec
 from testbed.snapshots import busy_host, engine_host
 
-from wattspan.api.engine_entries import EngineEntry
+from wattspan.api.inference_entries import EngineEntry
 from wattspan.api.snapshot_document import decode_snapshot, restrict, snapshot_document
-from wattspan.model import EngineRow, Microjoules, Snapshot, SourceHealth
+from wattspan.model import (
+    EngineRow,
+    HostRequests,
+    InferenceRow,
+    Microjoules,
+    Snapshot,
+    SourceHealth,
+    SpanAccounts,
+    UnmeteredRow,
+)
 
 
 def engines_of(snapshot: Snapshot) -> list[EngineEntry]:
@@ -80,3 +89,68 @@ def test_other_users_see_no_engine_and_no_reason_of_one() -> None:
     seen = restrict(whole, lambda _: True, None)
     assert seen.engines == []
     assert [one.source for one in seen.sources] == ["rapl"]
+
+
+# -------------------------------------------------------------------------- the whole host
+
+PARTS = {"gpu": 6_000, "cpu": 300, "memory": 60, "idle": 0}
+HOST = HostRequests(
+    {part: Microjoules(joules * 10**6) for part, joules in PARTS.items()},
+    {"input": 54_000, "output": 6_000},
+    60,
+)
+
+
+def engine_with(host: HostRequests, requests: int | None = 70) -> EngineEntry:
+    snapshot = engine_host()
+    (row,) = snapshot.spans.engines
+    spans = replace(snapshot.spans, engines=(replace(row, host=host, requests=requests),))
+    return engines_of(replace(snapshot, spans=spans))[0]
+
+
+def test_energy_of_the_whole_host_is_by_part_with_its_method() -> None:
+    found = engine_with(HOST).host
+    assert found is not None
+    assert (found.method, found.uncertainty_joules) == ("engine_metrics", None)
+    assert found.joules == {"gpu": 6_000.0, "cpu": 300.0, "memory": 60.0, "idle": 0.0}
+    assert found.request_joules == {"gpu": 100.0, "cpu": 5.0, "memory": 1.0, "idle": 0.0}
+    assert found.token_joules == {"gpu": 0.1, "cpu": 0.005, "memory": 0.001, "idle": 0.0}
+    assert (found.requests, found.tokens) == (60, {"input": 54_000, "output": 6_000})
+
+
+def test_unknown_energy_of_the_whole_host_is_null() -> None:
+    assert [one.host for one in engines_of(engine_host())] == [None] * 3
+    assert engine_with(HostRequests({}, {"output": 5}, 1)).host is None
+
+
+def test_engine_that_counts_no_requests_has_energy_of_tokens_only() -> None:
+    found = engine_with(HOST, None).host
+    assert found is not None
+    assert (found.requests, found.request_joules) == (None, {})
+    assert found.token_joules["gpu"] == 0.1
+
+
+def test_row_with_the_energy_of_several_models_has_none_of_a_token() -> None:
+    found = engine_with(HostRequests(HOST.energy), None).host
+    assert found is not None
+    assert found.joules["cpu"] == 300.0
+    assert (found.token_joules, found.request_joules) == ({}, {})
+
+
+def test_requests_to_a_model_have_their_energy_of_the_whole_host() -> None:
+    row = InferenceRow(
+        "llm", "m", {"input": Microjoules(1)}, {"input": 1}, {"model": 70}, (), host=HOST
+    )
+    unknown = replace(row, model="n", host=HostRequests())
+    unmetered = UnmeteredRow("llm", "far", "client", 3, {"output": 4})
+    spans = SpanAccounts(inference=(row, unknown), unmetered=(unmetered,))
+    document = snapshot_document(replace(busy_host(), spans=spans), "1.2.3")
+    found = decode_snapshot(msgspec.json.encode(document)).spans
+    known, other = found.inference
+    assert known.host is not None
+    assert (known.host.method, known.host.requests) == ("equal_parts", 60)
+    assert known.host.request_joules["cpu"] == 5.0
+    assert other.host is None
+    assert [(one.model, one.role, one.requests) for one in found.unmetered] == [
+        ("far", "client", 3),
+    ]

@@ -1,0 +1,168 @@
+"""Language models and serving engines of the snapshot document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from wattspan.model import (
+    ENGINE_METRICS,
+    EQUAL_PARTS,
+    EngineRow,
+    HostRequests,
+    InferenceRow,
+    Snapshot,
+    SourceHealth,
+    UnmeteredRow,
+)
+
+ENGINE_SOURCE = "engine:"
+"""The beginning of the names of engines among the sources."""
+
+
+class HostEnergyEntry(Struct, frozen=True):
+    """The energy of the whole host, of requests or times of which all parts are known.
+
+    ``joules``, and those of a request and of a token, are by part: ``gpu``, ``cpu``, ``memory`` and
+    ``idle``. A part that is missing is unknown. ``requests`` is null if they are not counted, and
+    ``uncertainty_joules``, the half-width of the 95 % range of ``joules``, if it is unknown.
+    """
+
+    method: str
+    joules: dict[str, float]
+    request_joules: dict[str, float]
+    token_joules: dict[str, float]
+    requests: int | None
+    tokens: dict[str, int]
+    uncertainty_joules: float | None = None
+
+
+class InferenceEntry(Struct, frozen=True):
+    """Requests to one language model of one service, by token type and division of the energy.
+
+    ``host`` is null if no request has known energy of the whole host.
+    """
+
+    service: str
+    model: str
+    gpu_joules: dict[str, float]
+    tokens: dict[str, int]
+    requests: dict[str, int]
+    owner: str = ""
+    host: HostEnergyEntry | None = None
+
+
+class UnmeteredEntry(Struct, frozen=True):
+    """Requests to one language model of one service whose energy is unknown, by role."""
+
+    service: str
+    model: str
+    role: str
+    requests: int
+    tokens: dict[str, int]
+    owner: str = ""
+
+
+class EngineEntry(Struct, frozen=True):
+    """A configured serving engine and one of its models; no model if it has none or names none.
+
+    ``up`` is false while its page cannot be read, and ``failure`` tells why. ``gpu_joules``,
+    ``tokens``, ``requests`` and ``host`` are totals. The others are of the newest window:
+    joules per token by `all`, `input` and `output`, joules per request, the half-widths of their
+    95 % ranges, and the part of the energy while the engine waited for requests. ``host`` has its
+    idle time too, and is null if no energy of the whole host is known.
+    """
+
+    engine: str
+    model: str
+    owner: str
+    up: bool
+    failure: str
+    gpu_joules: float | None
+    tokens: dict[str, int]
+    requests: int | None
+    token_joules: dict[str, float]
+    token_uncertainty_joules: dict[str, float]
+    request_joules: float | None
+    request_uncertainty_joules: float | None
+    idle_ratio: float | None
+    host: HostEnergyEntry | None = None
+
+
+def inference_entry(row: InferenceRow, text: Callable[[str], str]) -> InferenceEntry:
+    """The requests of a row; ``text`` cleans names."""
+    return InferenceEntry(
+        text(row.service),
+        text(row.model),
+        {token_type: energy / 1e6 for token_type, energy in row.energy.items()},
+        dict(row.tokens),
+        dict(row.requests),
+        text(row.owner),
+        _host(row.host, EQUAL_PARTS, row.host.requests),
+    )
+
+
+def unmetered_entry(row: UnmeteredRow, text: Callable[[str], str]) -> UnmeteredEntry:
+    """The requests of a row; ``text`` cleans names."""
+    return UnmeteredEntry(
+        text(row.service),
+        text(row.model),
+        row.role,
+        row.requests,
+        dict(row.tokens),
+        text(row.owner),
+    )
+
+
+def engine_entries(snapshot: Snapshot, text: Callable[[str], str]) -> list[EngineEntry]:
+    """The models of all configured engines, by name; ``text`` cleans names.
+
+    Rows may remain of engines that are not configured any more.
+    """
+    states = {
+        one.source.removeprefix(ENGINE_SOURCE): one
+        for one in snapshot.health
+        if one.source.startswith(ENGINE_SOURCE)
+    }
+    rows = [row for row in snapshot.spans.engines if row.engine in states]
+    rows += [EngineRow(name, "", "", None) for name in states.keys() - {row.engine for row in rows}]
+    rows.sort(key=lambda row: row.key)
+    return [_entry(row, states[row.engine], text) for row in rows]
+
+
+def _entry(row: EngineRow, state: SourceHealth, text: Callable[[str], str]) -> EngineEntry:
+    causes = (f"{one.cause}. {one.remedy}".strip() for one in state.failures)
+    each, request = row.token_energy, row.request_energy
+    return EngineEntry(
+        text(row.engine),
+        text(row.model),
+        text(row.owner),
+        state.up,
+        text(" ".join(causes)),
+        None if row.energy is None else row.energy / 1e6,
+        dict(row.tokens),
+        row.requests,
+        {way: figure[0] / 1e6 for way, figure in each.items()},
+        {way: figure[1] / 1e6 for way, figure in each.items()},
+        None if request is None else request[0] / 1e6,
+        None if request is None else request[1] / 1e6,
+        row.idle,
+        _host(row.host, ENGINE_METRICS, None if row.requests is None else row.host.requests),
+    )
+
+
+def _host(host: HostRequests, method: str, requests: int | None) -> HostEnergyEntry | None:
+    """The energy by part; None without any. No token and no request: no energy of one."""
+    if not host.energy:
+        return None
+    joules = {part: one / 1e6 for part, one in host.energy.items()}
+    tokens = sum(host.tokens.values())
+    return HostEnergyEntry(
+        method,
+        joules,
+        {part: one / requests for part, one in joules.items()} if requests else {},
+        {part: one / tokens for part, one in joules.items()} if tokens else {},
+        requests,
+        dict(host.tokens),
+    )
