@@ -163,7 +163,22 @@ DROP TABLE span;
 ALTER TABLE owned_span RENAME TO span;
 """
 
-_TYPED: tuple[str, ...] = (_FIRST, _SPANS, _RATES, _WITHHELD, _SPLITS, _DIVISIONS, _SPAN_OWNERS)
+_REQUEST_HOSTS = """
+CREATE TABLE request_host (
+    step INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    span INTEGER NOT NULL,
+    part TEXT NOT NULL,
+    energy INTEGER NOT NULL,
+    requests INTEGER NOT NULL,
+    tokens_out INTEGER NOT NULL,
+    PRIMARY KEY (step, start, span, part)
+) STRICT, WITHOUT ROWID;
+"""
+
+_TYPED: tuple[str, ...] = (
+    _FIRST, _SPANS, _RATES, _WITHHELD, _SPLITS, _DIVISIONS, _SPAN_OWNERS, _REQUEST_HOSTS,
+)  # fmt: skip
 
 UNTYPED_MIGRATIONS = tuple(re.sub(r"\) STRICT\b,?", ")", script) for script in _TYPED)
 """For SQLite before 3.37: Enterprise Linux 8 has 3.26, and 9 has 3.34. Other statements of the

@@ -21,6 +21,7 @@ from wattspan.model import (
     Domain,
     DomainAccount,
     GapReason,
+    HostRequests,
     HwType,
     InferenceRow,
     Microjoules,
@@ -59,9 +60,22 @@ class SpanName(NamedTuple):
 REST_OF_SPANS = SpanName(UsageRole.REST)
 REST_OF_MODELS = SpanName(UsageRole.MODEL, OTHER, OTHER)
 
+
+class HostPart(NamedTuple):
+    """A part of the energy of requests on the whole host, their number and generated tokens."""
+
+    energy: int
+    requests: int
+    tokens_out: int
+
+    def plus(self, other: HostPart) -> HostPart:
+        return HostPart(*(_limited(a + b) for a, b in zip(self, other, strict=True)))
+
+
 _NO_ENERGY: Mapping[HwType, int] = MappingProxyType({})
 _NO_DIVISIONS: Mapping[str, int] = MappingProxyType({})
 _NO_SPLITS: Mapping[StaticBasis, StaticSplit] = MappingProxyType({})
+_NO_PARTS: Mapping[str, HostPart] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +83,8 @@ class SpanUsage:
     """Spans of one name that ended: their energy, number, duration and tokens.
 
     ``divisions`` counts requests to a language model by the DivisionMethod of their energy; the
-    method of requests in none of them was not recorded.
+    method of requests in none of them was not recorded. ``host`` has the parts of the energy of
+    those requests of which all parts are known, as HostRequests has them.
     """
 
     energy: Mapping[HwType, int] = field(default_factory=lambda: _NO_ENERGY)
@@ -79,6 +94,7 @@ class SpanUsage:
     tokens_out: int = 0
     splits: Mapping[StaticBasis, StaticSplit] = field(default_factory=lambda: _NO_SPLITS)
     divisions: Mapping[str, int] = field(default_factory=lambda: _NO_DIVISIONS)
+    host: Mapping[str, HostPart] = field(default_factory=lambda: _NO_PARTS)
 
     def __add__(self, other: SpanUsage) -> SpanUsage:
         energy = Counter(self.energy)
@@ -91,6 +107,7 @@ class SpanUsage:
             min(MAX_STORED_INTEGER, self.tokens_out + other.tokens_out),
             splits=_sum_of_splits(self.splits, other.splits),
             divisions=Counter(self.divisions) + Counter(other.divisions),
+            host=_sum_of_parts(self.host, other.host),
         )
 
     def only(self, kind: HwType) -> SpanUsage:
@@ -125,6 +142,16 @@ def _sum_of_splits(
     }
 
 
+def _sum_of_parts(
+    one: Mapping[str, HostPart], other: Mapping[str, HostPart]
+) -> Mapping[str, HostPart]:
+    none = HostPart(0, 0, 0)
+    return {
+        part: one.get(part, none).plus(other.get(part, none))
+        for part in sorted(one.keys() | other.keys())
+    }
+
+
 def spans_between(earlier: Checkpoint | None, later: Checkpoint) -> dict[SpanName, SpanUsage]:
     """Return the usage of every name since ``earlier``, or in total if that is None.
 
@@ -154,7 +181,18 @@ def _requests_rise(before: InferenceRow | None, after: InferenceRow) -> SpanUsag
         before = None  # the account was restarted at zero
     usage = _span_rise(None if before is None else _as_spans(before), _as_spans(after))
     known = {} if before is None else before.requests
-    return replace(usage, divisions=_rises(known, after.requests))
+    host = _host_rise(HostRequests() if before is None else before.host, after.host)
+    return replace(usage, divisions=_rises(known, after.requests), host=host)
+
+
+def _host_rise(before: HostRequests, after: HostRequests) -> dict[str, HostPart]:
+    """The rise of each part; none without new requests of which all parts are known."""
+    requests = _rise(before.requests, after.requests)
+    tokens = _rise(before.tokens.get("output", 0), after.tokens.get("output", 0))
+    return {
+        part: HostPart(_rise(before.energy.get(part, 0), energy), requests, _limited(tokens))
+        for part, energy in (after.energy.items() if requests else ())
+    }
 
 
 def _as_spans(row: InferenceRow) -> SpanRow:

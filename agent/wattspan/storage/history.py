@@ -83,11 +83,15 @@ _SPAN_WORK = _BucketTable(
     "span_work", "span", "calls, nanoseconds, tokens_in, tokens_out", claimed=True
 )
 _REQUEST_DIVISION = _BucketTable("request_division", "span, division", "requests")
+_REQUEST_HOST = _BucketTable(
+    "request_host", "span, part", "energy, requests, tokens_out", claimed=True
+)
 _USAGE_ROWS: Mapping[_BucketTable, Callable[[SpanUsage], Iterable[tuple[object, ...]]]] = {
     _SPAN_ENERGY: lambda usage: usage.energy.items(),
     _SPAN_SPLIT: lambda usage: ((basis, *split) for basis, split in usage.splits.items()),
     _SPAN_WORK: lambda u: ((u.calls, u.nanoseconds, u.tokens_in, u.tokens_out),),
     _REQUEST_DIVISION: lambda usage: usage.divisions.items(),
+    _REQUEST_HOST: lambda usage: ((part, *each) for part, each in usage.host.items()),
 }
 """The tables of spans, and the rows of a usage in each."""
 

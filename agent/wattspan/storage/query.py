@@ -39,7 +39,15 @@ from wattspan.storage.database import (
     sqlite_error_name,
     supported_version,
 )
-from wattspan.storage.deltas import MODEL, SPAN, EnergyOwner, SpanName, SpanUsage, UsageRole
+from wattspan.storage.deltas import (
+    MODEL,
+    SPAN,
+    EnergyOwner,
+    HostPart,
+    SpanName,
+    SpanUsage,
+    UsageRole,
+)
 from wattspan.storage.rates import Weighting, select_buckets
 
 _COPY_ATTEMPTS = 5
@@ -174,6 +182,10 @@ _REQUEST_DIVISIONS = f"""
 SELECT span, division, sum(requests) FROM request_division WHERE {_WITHIN} GROUP BY span, division
 """  # noqa: S608
 # total() returns floats: the sum of claimed integers may exceed an SQLite integer.
+_REQUEST_HOSTS = f"""
+SELECT span, part, sum(energy), sum(requests), total(tokens_out)
+FROM request_host WHERE {_WITHIN} GROUP BY span, part
+"""  # noqa: S608
 _SPANS = f"""
 SELECT key, role, service, name, owner, calls, nanoseconds, tokens_in, tokens_out
 FROM span JOIN (
@@ -238,6 +250,9 @@ def _spans(
     divisions: dict[int, dict[str, int]] = defaultdict(dict)
     for key, division, requests in database.execute(_REQUEST_DIVISIONS, interval):
         divisions[key][division] = requests
+    hosts: dict[int, dict[str, HostPart]] = defaultdict(dict)
+    for key, part, energy, requests, tokens in database.execute(_REQUEST_HOSTS, interval):
+        hosts[key][part] = HostPart(energy, requests, int(tokens))
     return {
         SpanName(UsageRole(role), service, name, owner): SpanUsage(
             energies.get(key, {}),
@@ -247,6 +262,7 @@ def _spans(
             int(made),
             splits.get(key, {}),
             divisions.get(key, {}),
+            hosts.get(key, {}),
         )
         for key, role, service, name, owner, calls, time, read, made in database.execute(
             _SPANS, interval

@@ -17,7 +17,7 @@ from wattspan.cli.report.export import csv_bytes, report_facts, report_rows
 from wattspan.cli.report.table import report_lines
 from wattspan.model import GapReason, HwType, Microjoules, Provenance, StaticBasis, StaticSplit
 from wattspan.storage.breakdown import break_down
-from wattspan.storage.deltas import MODEL, SPAN, SpanName, SpanUsage, UsageRole
+from wattspan.storage.deltas import MODEL, SPAN, HostPart, SpanName, SpanUsage, UsageRole
 from wattspan.storage.query import DomainTotal, HistoryExtract
 from wattspan.storage.rates import COST, EnergyWithWeights, Weighting, bucket_rate
 
@@ -287,6 +287,54 @@ def test_requests_without_a_recorded_division_are_unknown(
     first, *_ = report_rows(MODEL, found, break_down(found, (MODEL,)))
     known = divisions["model"] if divisions else None
     assert (first["divided_by_model"], first["divided_by_tokens"]) == (known, known and 0)
+
+
+def with_host(extract: HistoryExtract, **parts: int) -> HistoryExtract:
+    """The models with these microjoules on the whole host in three requests."""
+    host = {part: HostPart(energy, 3, 120) for part, energy in parts.items()}
+    spans = {name: replace(usage, host=host) for name, usage in extract.spans.items()}
+    return replace(extract, spans=spans)
+
+
+def test_models_have_their_energy_on_the_whole_host_by_part() -> None:
+    extract = with_host(models("a"), gpu=6_000_000, cpu=600_000, idle=1_200_000)
+    lines = by_model(extract)
+    parts = "gpu J/request cpu J/request idle J/request host J/request host J/token"
+    assert " ".join(lines[3]).endswith(parts)
+    assert lines[5][-10:] == ["2.00", "J", "200", "mJ", "400", "mJ", "2.60", "J", "65.0", "mJ"]
+    assert "is that of 3 requests of which all parts are known" in text_by_model(extract)
+    breakdown = break_down(extract, (MODEL,))
+    facts = report_facts(Path("s"), MODEL, extract, breakdown)
+    assert facts["lines"][0]["host"] == {
+        "requests": 3,
+        "output_tokens": 120,
+        "microjoules_by_part": {"gpu": 6_000_000, "cpu": 600_000, "idle": 1_200_000},
+        "method": "equal_parts",
+        "uncertainty_microjoules": None,
+    }
+    first, *_, total = report_rows(MODEL, extract, breakdown)
+    names = ("requests", "tokens_output", "gpu_uj", "cpu_uj", "memory_uj", "idle_uj")
+    assert [first[f"host_{name}"] for name in names] == [
+        3,
+        120,
+        6_000_000,
+        600_000,
+        None,
+        1_200_000,
+    ]
+    assert [total[f"host_{name}"] for name in names] == [None] * 6
+
+
+def test_unknown_energy_on_the_whole_host_is_no_zero() -> None:
+    unknown = models("a")
+    assert "host" not in text_by_model(unknown)
+    breakdown = break_down(unknown, (MODEL,))
+    assert report_facts(Path("s"), MODEL, unknown, breakdown)["lines"][0]["host"] is None
+    first, *_ = report_rows(MODEL, unknown, breakdown)
+    assert first["host_requests"] is first["host_gpu_uj"] is None
+    known = with_host(models("b"), gpu=6_000_000, cpu=600_000)
+    lines = by_model(replace(known, spans=unknown.spans | known.spans))
+    assert lines[5][-4:] == [UNKNOWN] * 4
 
 
 # --------------------------------------------------------------------- static and dynamic energy

@@ -14,6 +14,7 @@ from testbed.known_totals import Books, Totals, buckets, history, totals
 from wattspan.config import StoreSettings as Settings
 from wattspan.model import (
     Checkpoint,
+    HostRequests,
     InferenceRow,
     Instant,
     Microjoules,
@@ -35,6 +36,7 @@ from wattspan.storage.deltas import (
     REST_OF_MODELS,
     REST_OF_SPANS,
     SPAN,
+    HostPart,
     SpanName,
     SpanUsage,
     UsageRole,
@@ -251,6 +253,47 @@ def test_models_have_their_energy_in_the_history(tmp_path: Path) -> None:
         }
 
 
+def on_host(row: InferenceRow, requests: int, **parts: int) -> InferenceRow:
+    energy = {part: Microjoules(each * requests) for part, each in parts.items()}
+    tokens = {"input": 3 * requests, "output": 2 * requests}
+    return replace(row, host=HostRequests(energy, tokens, requests))
+
+
+def test_energy_of_requests_on_the_whole_host_is_in_the_history(tmp_path: Path) -> None:
+    shop = Shop()
+    with closing(shop.open(tmp_path, minutes=Duration.parse("1h"))) as store:
+        for requests in (2, 5, 9):
+            row = on_host(asked("a", requests + 1), requests, gpu=200, cpu=10, idle=0)
+            store.write(replace(shop.sell(seconds=3 * HOUR), inference=(row,)))
+        found = stored(store.path)[model("a")]
+    assert (found.calls, found.energy) == (10, {GPU: 2000})
+    assert found.host == {
+        "gpu": HostPart(1800, 9, 18), "cpu": HostPart(90, 9, 18), "idle": HostPart(0, 9, 18),
+    }  # fmt: skip
+
+
+def test_energy_on_the_whole_host_counts_from_zero_after_a_restart() -> None:
+    before, after = (
+        replace(books(), inference=(on_host(asked("a", n), n, gpu=200, cpu=10),)) for n in (4, 3)
+    )
+    assert spans_between(before, after)[model("a")].host["cpu"] == HostPart(30, 3, 6)
+    assert spans_between(before, before) == {}
+
+
+def test_parts_on_the_whole_host_are_summed_by_part() -> None:
+    one = SpanUsage(host={"gpu": HostPart(5, 2, 9), "cpu": HostPart(3, 2, 9)})
+    other = SpanUsage(host={"gpu": HostPart(1, 1, MAX_STORED_INTEGER)})
+    assert total_usage([one, other]).host == {
+        "gpu": HostPart(6, 3, MAX_STORED_INTEGER), "cpu": HostPart(3, 2, 9),
+    }  # fmt: skip
+
+
+def test_requests_without_known_energy_on_the_whole_host_have_no_parts() -> None:
+    before = replace(books(), inference=(on_host(asked("a", 4), 2, gpu=200, cpu=10),))
+    after = replace(books(), inference=(on_host(asked("a", 5), 2, gpu=200, cpu=10),))
+    assert spans_between(before, after)[model("a")].host == {}
+
+
 def test_models_beyond_the_bound_share_a_row(tmp_path: Path) -> None:
     shop = Shop()
     with closing(shop.open(tmp_path, spans=2)) as store:
@@ -294,7 +337,8 @@ def test_requests_of_an_earlier_version_have_no_division(tmp_path: Path) -> None
     with closing(shop.open(tmp_path)) as store:
         store.write(replace(shop.sell(), inference=(asked("a", 2),)))
     with closing(sqlite3.connect(store.path)) as database:
-        database.execute("DROP TABLE request_division")
+        for table in ("request_division", "request_host"):
+            database.execute(f"DROP TABLE {table}")
         database.execute("PRAGMA user_version = 5")
         database.commit()
     with closing(shop.open(tmp_path)) as store:
@@ -343,7 +387,8 @@ def test_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> Non
     with closing(shop.open(tmp_path)) as store:
         store.write(replace(shop.sell(), spans=(), outside={}))
     with closing(sqlite3.connect(store.path)) as database:
-        for table in ("span", "span_energy", "span_split", "span_work", "request_division", "rate"):
+        for table in ("span", "span_energy", "span_split", "span_work", "request_division",
+                      "request_host", "rate"):  # fmt: skip
             database.execute(f"DROP TABLE {table}")
         database.execute("PRAGMA user_version = 1")
         database.commit()
@@ -358,7 +403,7 @@ def test_store_of_the_first_release_is_brought_up_to_date(tmp_path: Path) -> Non
         assert stored(store.path)[PAY] == use(4)
         assert _without_withheld(history(store.path)) == _without_withheld(totals(shop.now()))
     with closing(sqlite3.connect(store.path)) as database:
-        assert schema_version(database) == len(MIGRATIONS) == 7
+        assert schema_version(database) == len(MIGRATIONS) == 8
 
 
 def _without_withheld(found: Totals) -> Totals:

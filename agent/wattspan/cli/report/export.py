@@ -20,7 +20,7 @@ from wattspan.config import Config
 from wattspan.config.tables import RateSettings
 from wattspan.footprint.cost import BILLION, billionths
 from wattspan.inference.division import DivisionMethod
-from wattspan.model import Certainty, HwType, Provenance
+from wattspan.model import EQUAL_PARTS, IDLE_PART, Certainty, HwType, Provenance
 from wattspan.ports import ConfigError, WattspanError
 from wattspan.storage.breakdown import Breakdown, BreakdownLine, LineRole
 from wattspan.storage.deltas import MODEL, SPAN, SpanUsage, total_split
@@ -151,7 +151,11 @@ def _line(line: BreakdownLine, breakdown: Breakdown) -> dict[str, Any]:
         "certainty_by_type": dict(line.certainty),
         "share": energy / whole if whole and energy is not None else None,
         **(_spans(line.usage, energy) if line.usage is not None else {}),
-        **(_division(line.usage) if line.usage is not None and line.kind == MODEL else {}),
+        **(
+            _division(line.usage) | _host(line.usage)
+            if line.usage is not None and line.kind == MODEL
+            else {}
+        ),
     }
 
 
@@ -177,6 +181,26 @@ def _division(use: SpanUsage) -> dict[str, Any]:
     """The requests by the division of their energy; ``unknown`` if it was not recorded."""
     known = {method: use.divisions.get(method, 0) for method in DivisionMethod}
     return {"requests_by_division": {**known, "unknown": use.calls - sum(use.divisions.values())}}
+
+
+HOST_PARTS: Sequence[str] = (HwType.GPU, HwType.CPU, HwType.MEMORY, IDLE_PART)
+"""The parts of the energy of requests on the whole host, each joule in one."""
+
+
+def _host(use: SpanUsage) -> dict[str, Any]:
+    """The energy on the whole host of requests of which all parts are known; None without any."""
+    whole = use.host.get(HwType.GPU)
+    if whole is None:
+        return {"host": None}
+    return {
+        "host": {
+            "requests": whole.requests,
+            "output_tokens": whole.tokens_out,
+            "microjoules_by_part": {part: one.energy for part, one in use.host.items()},
+            "method": EQUAL_PARTS,
+            "uncertainty_microjoules": None,
+        }
+    }
 
 
 def _domain(domain: DomainTotal) -> dict[str, Any]:
@@ -293,7 +317,7 @@ def _span_row(
         "seconds": use and use.nanoseconds / 1e9,
         "tokens_input": use and use.tokens_in,
         "tokens_output": use and use.tokens_out,
-        **(_division_cells(use) if by == MODEL else {}),
+        **(_division_cells(use) | _host_cells(use) if by == MODEL else {}),
         "provenance": max(breakdown.provenance.values(), key=lambda one: one.rank, default=None),
         "energy_uj": _known(energy, certainty),
         "certainty": certainty,
@@ -307,6 +331,17 @@ def _division_cells(use: SpanUsage | None) -> ReportRow:
     found = use.divisions if use is not None else {}
     return {
         f"divided_by_{method}": found.get(method, 0) if found else None for method in DivisionMethod
+    }
+
+
+def _host_cells(use: SpanUsage | None) -> ReportRow:
+    """The energy on the whole host by part, and its requests and tokens; None if it is unknown."""
+    found = {} if use is None else use.host
+    whole = found.get(HwType.GPU)
+    return {
+        "host_requests": whole and whole.requests,
+        "host_tokens_output": whole and whole.tokens_out,
+        **{f"host_{part}_uj": found[part].energy if part in found else None for part in HOST_PARTS},
     }
 
 
@@ -369,7 +404,12 @@ def parquet_bytes(rows: Sequence[ReportRow]) -> bytes:
     return out.getvalue()
 
 
-_COUNTS = frozenset(("calls", "requests", "tokens_input", "tokens_output", "in_cover"))
+_COUNTS = frozenset(
+    (
+        *("calls", "requests", "tokens_input", "tokens_output", "in_cover"),
+        *("host_requests", "host_tokens_output"),
+    )
+)
 
 
 def _cell_type(name: str) -> Any:

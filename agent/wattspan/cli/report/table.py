@@ -21,7 +21,7 @@ from wattspan.cli.formatting import (
     table_lines,
 )
 from wattspan.cli.report import UNITS
-from wattspan.cli.report.export import rated_parts
+from wattspan.cli.report.export import HOST_PARTS, rated_parts
 from wattspan.footprint.cost import BILLION
 from wattspan.inference.division import DivisionMethod
 from wattspan.model import Certainty, HwType, Provenance, StaticBasis
@@ -78,6 +78,7 @@ def report_lines(
             yield from _split_notes(lines)
         if by == MODEL:
             yield from _division_notes(lines)
+            yield from _host_notes(lines)
         if not sections:
             yield ""
             yield located_pages(_WITHOUT[by])
@@ -190,7 +191,7 @@ def _split_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
 _UsageCell = Callable[[BreakdownLine, SpanUsage], str]
 
 
-def _usage_columns(kind: str, uses: Iterable[SpanUsage | None]) -> Iterator[TableColumn]:
+def _usage_columns(kind: str, uses: Sequence[SpanUsage | None]) -> Iterator[TableColumn]:
     """Calls, energy of a call, its time or the part divided by learned energy; tokens if any."""
     call = "request" if kind == MODEL else "call"
 
@@ -210,6 +211,27 @@ def _usage_columns(kind: str, uses: Iterable[SpanUsage | None]) -> Iterator[Tabl
         yield spent("tokens in", lambda _, use: count(use.tokens_in))
         yield spent("out", lambda _, use: count(use.tokens_out))
         yield spent("J/token", lambda line, use: _energy_each(line, use.tokens_out))
+    if kind == MODEL:
+        yield from _host_columns(uses)
+
+
+def _host_columns(uses: Iterable[SpanUsage | None]) -> Iterator[TableColumn]:
+    """Joules on the whole host: of a request by part and in all, and of a generated token."""
+    known = {part for use in uses if use is not None for part in use.host}
+    for part in (one for one in HOST_PARTS if one in known):
+        yield TableColumn(f"{part} J/request", partial(_host_each, [part], "requests"))
+    if known:
+        yield TableColumn("host J/request", partial(_host_each, HOST_PARTS, "requests"))
+        yield TableColumn("host J/token", partial(_host_each, HOST_PARTS, "tokens_out"))
+
+
+def _host_each(parts: Iterable[str], of: str, line: BreakdownLine) -> str:
+    if line.usage is None:
+        return ""
+    found = [line.usage.host[part] for part in parts if part in line.usage.host]
+    if not found:
+        return UNKNOWN
+    return energy_each(sum(one.energy for one in found), getattr(found[0], of))
 
 
 def _energy_each(line: BreakdownLine, parts: int) -> str:
@@ -248,6 +270,17 @@ def _division_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
     if unknown:
         yield ""
         yield f"The division of {_requests(unknown)} was not recorded by an earlier version."
+
+
+def _host_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
+    """The requests of the energy on the whole host, its method and its uncertainty."""
+    used = [line.usage for line in lines if line.usage is not None]
+    known = sum(use.host[HwType.GPU].requests for use in used if use.host)
+    if known:
+        yield ""
+        yield f"Energy by part, and of the host, is that of {_requests(known)} of which all parts"
+        yield "are known. Requests of an instant have equal parts of CPU, memory and idle"
+        yield "energy; its uncertainty is unknown."
 
 
 class _DomainRow(NamedTuple):
