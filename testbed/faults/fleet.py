@@ -9,7 +9,6 @@ import base64
 import contextlib
 import http.client
 import json
-import ssl
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -116,7 +115,7 @@ class Flood:
 
     def __init__(self, stage: FleetStage) -> None:
         self._host = stage.etcd.urls[0].partition("://")[2]
-        self._context = ssl.create_default_context(cafile=str(stage.authority.certificate))
+        self._context = stage.authority.client()
         self.over, self._counts = threading.Event(), [0] * WRITERS
         self._threads = [
             threading.Thread(target=self._write, args=(number,), daemon=True)

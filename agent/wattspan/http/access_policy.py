@@ -20,6 +20,7 @@ from wattspan.http.limits import CountRejection, RejectionReason, ignore_rejecti
 from wattspan.model.settings import Listen
 from wattspan.ports import WattspanError
 from wattspan.util.files import read_regular
+from wattspan.util.http_get import client_context
 
 if TYPE_CHECKING:
     import ssl
@@ -171,7 +172,7 @@ def client_tls(
     if authority:
         readable_pem("tls_ca", authority, where)
     try:
-        context = ssl.create_default_context(cafile=authority or None)
+        context = client_context(authority)
     except ssl.SSLError:
         raise AccessError(
             f"{what} over TLS: {authority} holds no certificate in PEM form; "

@@ -24,6 +24,7 @@ from wattspan.model.settings import Listen
 from wattspan.otlp.destination import SPANS, Destination, Signal
 from wattspan.ports import Clock
 from wattspan.util.encoding import GrpcStatus
+from wattspan.util.http_get import client_context
 from wattspan.util.protobuf import parse_message, status_message
 from wattspan.util.text import printable
 
@@ -139,7 +140,7 @@ class CollectorTransport(ABC):
         clock: Clock,
         *,
         agent: str,
-        trust: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        trust: Callable[[], ssl.SSLContext] = client_context,
         answer_within: float = RESPONSE_TIMEOUT,
         compress: bool | None = None,
     ) -> None:

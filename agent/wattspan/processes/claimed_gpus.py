@@ -26,7 +26,7 @@ from urllib.parse import quote
 import msgspec
 
 from wattspan.model import DevicePod, Failure, Trouble
-from wattspan.util.http_get import OK, FetchError, http_get
+from wattspan.util.http_get import OK, FetchError, client_context, http_get
 
 # -------------------------------------------------------------------- specifications of the node
 
@@ -241,14 +241,12 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 def fetch_slices(node: str, account: Path = ACCOUNT) -> dict[DeviceKey, str]:
     """The devices of a node by the API server of this cluster; SlicesError."""
-    import ssl  # takes 10 ms and 4 MB, and few agents ask an API server
-
     host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
     if not host:
         raise SlicesError("there is no API server: the agent runs outside of a cluster")
     try:
         token = (account / "token").read_text("ascii").strip()
-        trust = ssl.create_default_context(cafile=str(account / "ca.crt"))
+        trust = client_context(str(account / "ca.crt"))
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or str(error)
         raise SlicesError(f"no token of a service account: {cause.lower()}") from None

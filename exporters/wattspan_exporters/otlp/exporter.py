@@ -43,6 +43,7 @@ from wattspan.ports import (
     SnapshotView,
     error_sentences,
 )
+from wattspan.util.http_get import client_context
 from wattspan.util.throttle import RetryBackoff
 from wattspan_exporters.catalogue import select_metrics
 from wattspan_exporters.otlp import OtlpSettings
@@ -69,7 +70,7 @@ def endpoint_transport(settings: OtlpSettings, clock: Clock, version: str) -> Tr
         parse_headers(settings.headers, METRICS) | _file_headers(settings),
         clock,
         version,
-        trust=tls_context_factory(settings) if destination.tls else ssl.create_default_context,
+        trust=tls_context_factory(settings) if destination.tls else client_context,
         answer_within=settings.timeout / SECOND,
         compress={"gzip": True, "none": False}.get(settings.compression),
     )

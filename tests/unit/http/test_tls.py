@@ -10,7 +10,13 @@ import pytest
 from testbed.certificates import Authority, Pair
 
 from wattspan.config.settings import SpansSettings
-from wattspan.http.access_policy import AccessError, TlsContexts, exposure_warning, server_tls
+from wattspan.http.access_policy import (
+    AccessError,
+    TlsContexts,
+    client_tls,
+    exposure_warning,
+    server_tls,
+)
 from wattspan.model.settings import Listen, SettingError, convert
 from wattspan_exporters.prometheus import plugin
 
@@ -60,6 +66,19 @@ def test_only_tls_of_today_is_spoken_and_the_protocol_is_agreed_on(tmp_path: Pat
         old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises(ssl.SSLError):
         shaken(server, old)
+
+
+def test_client_accepts_certificates_without_key_identifiers(tmp_path: Path) -> None:
+    """Python 3.13 and newer refuse them unless told otherwise; names and authorities count."""
+    authority = Authority(tmp_path)
+    trusted = str(authority.certificate)
+    client = client_tls(trusted, "", "", what="Cannot push metrics", where="in [exporters.otlp]")
+    assert serial(shaken(contexts(authority.issue("server")), client)[1])
+    assert client.check_hostname
+    (tmp_path / "other").mkdir()
+    stranger = Authority(tmp_path / "other", "other").issue("server")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shaken(contexts(stranger), client)
 
 
 def test_new_certificate_is_used_for_the_next_connection(tmp_path: Path) -> None:
