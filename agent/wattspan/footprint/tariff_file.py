@@ -73,7 +73,7 @@ def read_schedule(path: Path) -> Schedule:
     try:
         file = read_toml(path)
     except ConfigError as error:
-        if path.exists():
+        if not isinstance(error.__context__, FileNotFoundError | NotADirectoryError):
             raise
         raise ConfigError(
             f"Cannot read the tariff {path}: there is no such file. Write one, or name another."

@@ -259,6 +259,11 @@ def test_missing_tariff_file_is_reported(tmp_path: Path) -> None:
         read_schedule(tmp_path / "none.toml")
 
 
+def test_tariff_whose_existence_is_unknown_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="file name too long. Make it readable"):
+        read_schedule(tmp_path / ("x" * 300))
+
+
 def test_binary_tariff_file_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "tariff.toml"
     path.write_bytes(b'zone = "\xff"')
