@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any
 
 
 def in_child(work: Any) -> str:
     """The result of ``work`` in a forked process."""
     reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork with threads
-        child = os.fork()
+    child = os.fork()
     if not child:
         try:
             os.write(writer, str(work()).encode())
