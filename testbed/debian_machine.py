@@ -54,10 +54,14 @@ class Machine(Closeable):
     """The machine runs for the duration of the ``with`` block; wattspan is not installed at
     first."""
 
+    def __init__(self, root: DebianRoot | None = None) -> None:
+        """``root`` is by default a new one of this machine's release."""
+        self._fresh = root or DebianRoot()
+
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.emulated = stack.enter_context(EmulatedHost(profile_named("two-socket")))
-            self.root = stack.enter_context(DebianRoot())
+            self.root = stack.enter_context(self._fresh)
             sysfs = self.emulated.sysfs
             (sysfs / "fs" / "cgroup").mkdir(parents=True)
             self._zone = sysfs / "devices/virtual/powercap/intel-rapl/intel-rapl:0"

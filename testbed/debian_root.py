@@ -1,7 +1,7 @@
 """Roots with a fresh Debian in them, and packages of the tree to install there.
 
-Debian comes by debootstrap, once, and is kept in .tools; every root is unpacked from there into
-memory. scripts/build-deb builds the package once for all concurrent tests.
+Each release comes by debootstrap, once, and is kept in .tools; every root is unpacked from there
+into memory. scripts/build-deb builds the package once for all concurrent tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -72,16 +72,21 @@ def _in_memory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="wattspan-debian-", dir=memory if roomy else None)
 
 
-def debian() -> Path:
-    """An archive of a fresh Debian, as this machine's is; made if there is none yet."""
-    suite = _suite()
-    key = hashlib.sha256(" ".join((*PACKAGES, *_SEEN)).encode()).hexdigest()[:12]
-    kept = ROOT / ".tools" / f"debian-root-{suite}-{key}.tar"
+def archive(suite: str, packages: Sequence[str]) -> Path:
+    """The place of the archive of a release."""
+    key = hashlib.sha256(" ".join((*packages, *_SEEN)).encode()).hexdigest()[:12]
+    return ROOT / ".tools" / f"debian-root-{suite}-{key}.tar"
+
+
+def debian(suite: str | None = None, packages: Sequence[str] = PACKAGES) -> Path:
+    """An archive of a fresh Debian, by default of this machine's release; made if there is none."""
+    suite = suite or _suite()
+    kept = archive(str(suite), packages)
     # Not in memory: where /dev/shm is mounted "nodev", debootstrap cannot make its devices.
     with _one_at_a_time(kept), tempfile.TemporaryDirectory(prefix="debian-") as scratch:
         if not kept.exists():
             fresh = Path(scratch, "root")
-            included = f"--include={','.join(PACKAGES)}"
+            included = f"--include={','.join(packages)}"
             told = subprocess.run(
                 ["debootstrap", "--variant=minbase", included, str(suite), str(fresh)],
                 capture_output=True,
@@ -148,13 +153,17 @@ def another_version(package: Path, version: str, folder: Path) -> Path:
 class DebianRoot(Closeable):
     """A folder with a fresh Debian in it, from ``with`` to the end of it. A root in memory."""
 
+    def __init__(self, suite: str | None = None, packages: Sequence[str] = PACKAGES) -> None:
+        self._debian = suite, packages
+
     def __enter__(self) -> Self:
         self._temporary = _in_memory()
         self.folder = Path(self._temporary.name)
         self.path = self.folder / "root"
         self.path.mkdir(mode=0o755)
         subprocess.run(
-            ["tar", "--extract", f"--file={debian()}", f"--directory={self.path}"], check=True
+            ["tar", "--extract", f"--file={debian(*self._debian)}", f"--directory={self.path}"],
+            check=True,
         )
         (self.path / "etc" / "machine-id").write_text("")
         return self

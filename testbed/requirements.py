@@ -161,6 +161,12 @@ def _missing_debian() -> str | None:
     return missing()
 
 
+def _missing_debian_releases() -> str | None:
+    from testbed.debian_releases import missing
+
+    return missing()
+
+
 @functools.cache
 def _missing_root() -> str | None:
     return None if os.geteuid() == 0 else "not root"
@@ -204,6 +210,7 @@ REQUIREMENTS = (
     Requirement("network", _missing_network),
     Requirement("systemd", _missing_systemd),
     Requirement("debian", _missing_debian),
+    Requirement("debian_releases", _missing_debian_releases),
 )
 
 

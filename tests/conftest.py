@@ -21,6 +21,7 @@ _EXHAUSTIVE = (
     "search",
     "needs_apps",
     "needs_clients",
+    "needs_debian_releases",
     "needs_grafana",
     "needs_node",
     "needs_site",

@@ -48,7 +48,7 @@ TESTED = {
     r"X-Energy": ("flow/test_openai_usage.py", "X-Energy"),
     r"caps restore|socat": ("flow/test_cap_by_hand.py", "cap-by-hand.md"),
     r"make fuzz": ("flow/test_fuzz_coverage.py", "fuzz"),
-    r"pip(x)? install": ("flow/test_wheel.py", "install"),
+    r"pip(x)? install": ("flow/test_debian_releases.py", "install"),
 }  # fmt: skip
 """Commands of other tests: the file in tests/, and a word of it."""
 

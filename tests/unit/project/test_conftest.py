@@ -61,8 +61,8 @@ def test_requirement_nobody_knows_is_refused_by_name(tmp_path: Path) -> None:
     result = run_inner(tmp_path, WATTSPAN_REQUIRE="promtheus")
     assert result.returncode == pytest.ExitCode.USAGE_ERROR
     known = (
-        "apps, browser, cc, clients, debian, etcd, grafana, loop, mandoc, network, node, packaging,"
-        " prometheus, pushgateway, root, site, systemd, torch"
+        "apps, browser, cc, clients, debian, debian_releases, etcd, grafana, loop, mandoc, network,"
+        " node, packaging, prometheus, pushgateway, root, site, systemd, torch"
     )
     assert f"WATTSPAN_REQUIRE names promtheus; known: {known}" in result.stderr
 
