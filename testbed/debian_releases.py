@@ -70,7 +70,7 @@ def _download(python: str) -> None:
         draft.mkdir()
         (draft / TEST_LOCK.name).write_text(_test_lock(), encoding="utf-8")
         locks = [*(ROOT / "requirements" / name for name in _LOCKS), draft / TEST_LOCK.name]
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
+        pip = [sys.executable, "-m", "pip", "download", "-qq", "--no-input", "--no-deps"]
         pip += ["--only-binary", ":all:", "--python-version", python, "--dest", str(draft)]
         for lock in locks:
             wanted = ["--require-hashes", "--requirement", str(lock)]

@@ -260,7 +260,7 @@ def test_missing_tariff_file_is_reported(tmp_path: Path) -> None:
 
 
 def test_tariff_whose_existence_is_unknown_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="file name too long. Make it readable"):
+    with pytest.raises(ConfigError, match=r"file name too long\. Make it readable"):
         read_schedule(tmp_path / ("x" * 300))
 
 
