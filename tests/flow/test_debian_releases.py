@@ -35,7 +35,7 @@ for name in names:
         importlib.import_module(name)
 print(len(names))
 """
-TESTED = ("attribution", "config", "http", "model", "otlp", "processes", "storage", "util")
+TESTED = ("attribution", "config", "http", "model", "otlp", "sdk", "storage", "util")
 """Folders of tests/unit that touch what differs between versions of Python."""
 
 
