@@ -22,6 +22,7 @@ from wattspan.cli.doctor.acceptance.checks import (
     IDLE,
     LOADS,
     SENSORS,
+    SOURCES,
     STEPS,
     Check,
     device_labels,
@@ -36,6 +37,7 @@ from wattspan.model import (
     CapKey,
     Consumer,
     Domain,
+    Failure,
     GpuStatus,
     HwType,
     Knob,
@@ -65,6 +67,7 @@ class Board:
     utilisation: float = 0.0
     integrated: float = 1.0  # of the counter's energy
     disagrees: bool | None = False
+    late: int = 0  # the time from opening to the first reading
 
     def move(self, now: int, *, opened: bool) -> Microjoules:
         whole = now // self.step * self.step
@@ -82,7 +85,9 @@ class Host:
     clock: ManualClock = field(default_factory=ManualClock)
     users: int = 0
     opened: int = 0
-    changes: list[str] = field(default_factory=list)
+    failures: tuple[Failure, ...] = ()
+    lost: str = ""  # a board without readings
+    paced: bool = False
 
     def open(self, name: str) -> CounterSource | Finding:
         if name != "moving":
@@ -90,7 +95,7 @@ class Host:
         self.read()
         self.users += 1
         self.opened += 1
-        return Source(self)
+        return PacedBoards(self) if self.paced else Source(self)
 
     def read(self) -> Batch:
         now = self.clock.now()
@@ -99,7 +104,9 @@ class Host:
             tuple(
                 Reading(board.domain.id, now, board.move(now.mono, opened=self.users > 0))
                 for board in self.boards
+                if board.domain.id != self.lost
             ),
+            self.failures,
             gpus=tuple(
                 GpuStatus(
                     board.domain.id,
@@ -137,6 +144,35 @@ class Source:
     def close(self) -> None:
         self.host.read()
         self.host.users -= 1
+
+
+@dataclass
+class PacedBoards(Source):
+    """A source whose thread samples at a pace, between reads too."""
+
+    interval: int = SECOND
+
+    def __post_init__(self) -> None:
+        self.began = self.sampled = self.host.clock.monotonic()
+
+    def pace(self, interval: int) -> None:
+        self.interval = interval
+        self.sampled = self.host.clock.monotonic() - interval
+
+    def integrates_power(self) -> bool:
+        return False
+
+    def read(self) -> Batch:
+        now, readings = self.host.clock.now(), []
+        while self.sampled + self.interval <= now.mono:
+            self.sampled += self.interval
+            at = now.before(now.mono - self.sampled)
+            readings += [
+                Reading(board.domain.id, at, board.move(at.mono, opened=True))
+                for board in self.host.boards
+                if at.mono - self.began >= board.late
+            ]
+        return Batch(tuple(board.domain for board in self.host.boards), tuple(readings))
 
 
 def only(checks: Iterable[Check], test: str, device: str = "") -> Check:
@@ -180,7 +216,7 @@ def test_power_of_a_closed_board_without_a_counter_is_unknown() -> None:
 
 def test_estimate_is_not_tested() -> None:
     model = replace(CPU, provenance=Provenance.ESTIMATED)
-    _, checks = Host([Board(model)]).tests()
+    _, checks = Host([Board(model)]).tests("moving")
     assert checks == []
 
 
@@ -216,6 +252,40 @@ def test_host_without_counters_is_told_at_once() -> None:
     with pytest.raises(SourceError, match="No energy counter"):
         tests.run()
     assert host.clock.monotonic() == before
+
+
+def test_source_without_figures_is_told_without_its_reason() -> None:
+    trouble = Failure("moving", "/srv/alice/x", Trouble.DENIED, "it is of alice", "Ask root.")
+    host = Host([Board(CPU), Board(GPU)], failures=(trouble,), lost=GPU.id)
+    _, checks = host.tests("moving", "rapl")
+    opened, denied = only(checks, SOURCES, "rapl"), only(checks, SOURCES, "moving")
+    assert opened.finding == note("rapl: nothing to read", "no rapl here")
+    assert opened.plain()["figures"] == {"opened": False}
+    assert denied.finding.mark is Severity.FAIL
+    assert denied.finding.remedy == "Ask root."
+    assert denied.plain()["figures"] == {"opened": True, "trouble": Trouble.DENIED}
+    assert "alice" not in json.dumps([one.plain() for one in checks])
+    assert only(checks, IDLE, "cpu 0").figures["closed_watts"] == pytest.approx(50.0, rel=0.01)
+
+
+def test_slow_board_beside_a_fast_one_has_its_power_while_closed() -> None:
+    host = Host([Board(CPU), Board(GPU, late=1500 * MILLISECOND)], paced=True)
+    _, checks = host.tests("moving")
+    for device in ("cpu 0", "gpu 0"):
+        found = only(checks, IDLE, device).figures
+        assert found["closed_watts"] == pytest.approx(50.0, rel=0.01)
+
+
+def test_steps_of_a_board_that_waited_for_its_turn_are_its_own() -> None:
+    first = Host([Board(CPU)], paced=True)
+    hosts = {"first": first, "second": Host([Board(GPU)], clock=first.clock, paced=True)}
+    tests = CounterTests(
+        lambda name: hosts[name].open("moving"), [*hosts], first.clock, lambda _: None
+    )
+    checks = tests.run()
+    for device in ("cpu 0", "gpu 0"):
+        found = only(checks, STEPS, device).figures
+        assert found["step_ms_most"] == found["step_ms_least"] == pytest.approx(100.0)
 
 
 # -------------------------------------------------------------------------------------- loads

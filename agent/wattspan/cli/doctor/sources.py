@@ -163,7 +163,7 @@ def examine_sources(
             sections[title] = list(_compare_readers(settings, context, probe, interval))
     domains, cover = _decide_cover(probes)
     for name, probe in probes.items():
-        findings = [*_domains(probe, domains), *map(_failure, probe.failures)]
+        findings = [*_domains(probe, domains), *map(failure_finding, probe.failures)]
         sections[f"Source {name}"] = findings or [declared("counters-none")]
     if cover:
         sections["Cover"] = cover
@@ -297,7 +297,8 @@ def _gpu(gpu: GpuStatus | None) -> str:
     return f"; {text}" if text else ""
 
 
-def _failure(found: Failure) -> Finding:
+def failure_finding(found: Failure) -> Finding:
+    """The finding of a failure that a source reports."""
     permanent = found.trouble in (Trouble.DENIED, Trouble.STUCK, Trouble.MALFORMED)
     detail = f"{found.cause} ({found.trouble})"
     return (failure if permanent else warning)(found.thing, detail, found.remedy)

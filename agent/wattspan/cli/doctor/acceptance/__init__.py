@@ -45,7 +45,9 @@ def accept(
     with selected_emulated_host(config.emulation) as host:
         context = source_context(clock, host)
         opener = partial(_opened, loaded, context)
-        tests = CounterTests(opener, list(loaded.plugins.sources), clock, advance, periods)
+        settings = {name: config.sources[name] for name in loaded.plugins.sources}
+        enabled = [n for n, one in settings.items() if getattr(one, "enabled", None) is not False]
+        tests = CounterTests(opener, enabled, clock, advance, periods)
         checks = tests.run()
         place = capper_directory(Path(config.agent.state_dir), emulated=context.emulated)
         left = unrestored_limits(place, root)

@@ -9,6 +9,7 @@ from msgspec import Struct
 from wattspan.cli.doctor import Diagnosis, Finding
 from wattspan.model import Domain, HwType
 
+SOURCES = "Sources"
 IDLE, STEPS, SENSORS = "Idle power", "Counter steps", "Sensor against counter"
 LOADS, LIMITS = "Attribution of two loads", "Limits"
 
@@ -18,7 +19,7 @@ Scalar = float | int | str | bool | None
 class Check(Struct, frozen=True):
     """One test of one device: its result as a finding, and its figures.
 
-    ``device`` is its kind and number, as in "gpu 0".
+    ``device`` is its kind and number, as in "gpu 0", or the name of a source.
     """
 
     test: str

@@ -14,16 +14,19 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from wattspan.cli.doctor import NO_COUNTER_ADVICE, Finding, failure, note, ok, warning
 from wattspan.cli.doctor.acceptance.checks import (
     IDLE,
     SENSORS,
+    SOURCES,
     STEPS,
     Check,
     Scalar,
     device_labels,
 )
-from wattspan.cli.doctor.sources import SourceProbe
+from wattspan.cli.doctor.sources import SourceProbe, failure_finding
 from wattspan.cli.formatting import watts
 from wattspan.model import (
     MILLISECOND,
@@ -104,13 +107,16 @@ class CounterTests:
         self._wait(self._periods.idle)
         for name, probe in closed.items():
             self._closed(name, probe)
+        unopened = []
         with ExitStack() as stack:
             sources = {}
-            for name in closed:
+            for name in self._names:
                 source = self._open(name)
-                if not isinstance(source, Finding):
-                    stack.callback(source.close)
-                    sources[name] = source
+                if isinstance(source, Finding):
+                    unopened.append(_source_check(name, source, {"opened": False}))
+                    continue
+                stack.callback(source.close)
+                sources[name] = source
             probes = self._hold(sources)
             costs, moves = self._follow(sources)
         for probe in probes.values():
@@ -120,6 +126,8 @@ class CounterTests:
         before = {key: one for probe in closed.values() for key, one in _powers(probe)}
         held = {key: one for probe in probes.values() for key, one in _powers(probe)}
         return [
+            *unopened,
+            *_failures(probes),
             *self._idle(before, held),
             *self._steps(moves, costs),
             *self._sensors(),
@@ -139,14 +147,8 @@ class CounterTests:
         found = SourceProbe() if probe is None else probe
         found.last.clear()
         found.failures.clear()
-        try:  # of the first pass, the first reading; then all that gave one, or the time is over
-            found.read(
-                source,
-                self._clock,
-                lambda: (
-                    found.first.keys() <= found.last.keys() and bool(found.last or found.failures)
-                ),
-            )
+        try:
+            found.read(source, self._clock, partial(_is_complete, found))
         finally:
             source.close()
         if probe is None:
@@ -160,8 +162,9 @@ class CounterTests:
             if isinstance(source, PacedSource):
                 source.pace(SECOND)
             probe = probes[name]
-            probe.read(source, self._clock, partial(_has_reading, probe))
+            probe.read(source, self._clock, partial(_is_complete, probe))
             probe.first = dict(probe.last)
+            probe.failures.clear()  # those of the begin
         end = self._clock.monotonic() + self._periods.open
         while self._clock.monotonic() < end:
             self._wait(SECOND)
@@ -177,15 +180,15 @@ class CounterTests:
         moves: dict[str, _Moves] = {}
         for name, source in sources.items():
             paced = isinstance(source, PacedSource)
+            start = self._clock.monotonic()
             if isinstance(source, PacedSource):
                 source.pace(_FINE)
-                source.read()  # those of the pace before
-            start = self._clock.monotonic()
             while (began := self._clock.monotonic()) < start + self._periods.steps:
                 batch = source.read()
                 costs[name].append(self._clock.monotonic() - began)
                 for reading in batch.readings:
-                    moves.setdefault(reading.domain_id, _Moves()).add(reading)
+                    if reading.at.mono >= start:  # those before are as far apart as the seconds
+                        moves.setdefault(reading.domain_id, _Moves()).add(reading)
                 self._clock.sleep_until(began + (MILLISECOND if paced else _LOOK))
             self._advance(self._clock.monotonic() - start)
         return costs, moves
@@ -285,8 +288,22 @@ def _is_tested(domain: Domain) -> bool:
     return not domain.is_division and domain.provenance is not Provenance.ESTIMATED
 
 
-def _has_reading(probe: SourceProbe) -> bool:
-    return bool(probe.last)
+def _is_complete(probe: SourceProbe) -> bool:
+    """True once all counters have a reading. Some threads find their boards one by one."""
+    tested = {one.id for one in probe.domains if _is_tested(one)}
+    return bool(probe.domains) and tested <= probe.last.keys()
+
+
+def _failures(probes: Mapping[str, SourceProbe]) -> Iterator[Check]:
+    """The failures of open sources, without which a report would not name what it lacks."""
+    for name, probe in probes.items():
+        for one in probe.failures:
+            figures: dict[str, Scalar] = {"opened": True, "trouble": one.trouble}
+            yield _source_check(name, failure_finding(one), figures)
+
+
+def _source_check(name: str, found: Finding, figures: dict[str, Scalar]) -> Check:
+    return Check(SOURCES, name, replace(found, what=f"{name}: {found.what}"), figures)
 
 
 def _powers(probe: SourceProbe) -> Iterator[tuple[str, float]]:
