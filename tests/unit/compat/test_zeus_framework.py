@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic_ns
@@ -213,36 +213,72 @@ def test_trial_has_the_energy_of_an_iteration() -> None:
     assert 30 <= found.temperature_before <= found.temperature_after
 
 
-class Failing(Meter):
+class Unread(Meter):
     """Its windows cannot be read."""
 
     def end_window(self, *_: Any, **__: Any) -> Any:
         raise MeasurementError("gone")
 
 
-def test_rank_whose_trial_fails_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group("gloo")
-    monkeypatch.setitem(sys.modules, "torch", Torch(group, has_gpu=False))
-    with pytest.raises(MeasurementError, match="gone"):
-        measure(Iteration(), Failing(), 0.05, 0.0, 3, 20)
-    _, sums, longest = group.reduced
-    assert sums.values == pytest.approx([math.nan] * 3, nan_ok=True)
-    assert longest.values == [0.0]
+class Fails(Iteration):
+    """Fails in one of its calls."""
+
+    def __init__(self, call: int) -> None:
+        super().__init__()
+        self.last = call
+
+    def __call__(self) -> None:
+        super().__call__()
+        if self.calls == self.last:
+            raise MeasurementError("gone")
 
 
-class FailingElsewhere(Group):
-    """Another rank has unknown figures."""
+class Ranks(Group):
+    """Rank 1 of three, the others of which have failed from their reduction number ``fails`` on."""
+
+    fails: int | None = None
 
     def all_reduce(self, tensor: Tensor, op: str) -> None:
         super().all_reduce(tensor, op)
-        if op == "sum":
-            tensor.values = [math.nan] * len(tensor.values)
+        if self.fails is not None and op == "max" and len(self.reduced) >= self.fails:
+            tensor.values = [math.inf] * len(tensor.values)
 
 
-def test_trial_that_failed_in_another_rank_fails_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", Torch(FailingElsewhere("gloo"), has_gpu=False))
+@pytest.mark.parametrize(
+    ("function", "meter", "reduced"),
+    [
+        pytest.param(Iteration(), Unread, 2, id="window"),
+        pytest.param(Fails(2), Meter, 1, id="warming up of the calibration"),
+        pytest.param(Fails(3 + 20), Meter, 1, id="calibration"),
+        pytest.param(Fails(3 + 20 + 1), Meter, 2, id="warming up"),
+        pytest.param(Fails(3 + 20 + 3 + 1), Meter, 2, id="trial"),
+        pytest.param(Iteration(), lambda: Meter(()), 1, id="no board"),
+    ],
+)
+def test_rank_that_fails_reduces_once_and_fails(
+    function: Iteration,
+    meter: Callable[[], ZeusMonitor],
+    reduced: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = Ranks("gloo")
+    monkeypatch.setitem(sys.modules, "torch", Torch(group, has_gpu=False))
+    with pytest.raises((MeasurementError, ValueError), match=r"gone|has no GPU"):
+        measure(function, meter(), 0.05, 0.0, 3, 20)
+    assert len(group.reduced) == reduced
+    assert group.reduced[-1].values == [math.inf]
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_trial_that_failed_in_another_rank_fails_here(
+    fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Ranks("gloo")
+    group.fails = fails
+    monkeypatch.setitem(sys.modules, "torch", Torch(group, has_gpu=False))
     with pytest.raises(MeasurementError, match="another rank"):
         measure(Iteration(), Meter(), 0.05, 0.0, 3, 20)
+    assert len(group.reduced) == fails
 
 
 def test_sweeps_vary_one_duration_each() -> None:

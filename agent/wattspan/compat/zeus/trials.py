@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from time import monotonic, sleep
-from typing import Any, TypeVar
+from typing import Any
 
 from wattspan.compat.zeus.framework import all_reduce, get_rank, get_world_size
 from wattspan.compat.zeus.monitor import ZeusMonitor
 from wattspan.sdk import MeasurementError
 
-_T = TypeVar("_T")
 _log = logging.getLogger("wattspan")
 _WINDOW = "trial of zeus.profile"
 _DURATIONS = tuple(map(float, range(1, 11)))
@@ -90,48 +89,50 @@ class _Trials:
         repeats: tuple[int, int],
         iteration: float | None = None,
     ) -> None:
-        if not monitor.gpu_indices:
-            raise ValueError("The monitor has no GPU. Give it one, and start the agent.")
         self._function, self._monitor, self._warm_up = function, monitor, repeats[0]
         self._iteration = self._calibrated(repeats[1]) if iteration is None else iteration
 
     def _calibrated(self, iterations: int) -> float:
+        longest, _ = _measured_together(lambda: (self._timed(iterations),))
+        return longest
+
+    def _timed(self, iterations: int) -> float:
+        self._boards()
         self._repeat(self._warm_up)
         self._monitor.synchronize()
         began = monotonic()
         self._repeat(iterations)
         self._monitor.synchronize()
-        [longest] = all_reduce([(monotonic() - began) / iterations], "max")
-        return longest
+        return (monotonic() - began) / iterations
 
     def _repeat(self, times: int) -> None:
         for _ in range(times):
             self._function()
 
+    def _boards(self) -> Sequence[int]:
+        """The indices of the GPUs; ValueError without one."""
+        if not self._monitor.gpu_indices:
+            raise ValueError("The monitor has no GPU. Give it one, and start the agent.")
+        return self._monitor.gpu_indices
+
     def _temperature(self) -> float:
-        return fmean(map(self._monitor.gpus.get_gpu_temperature, self._monitor.gpu_indices))
+        return fmean(map(self._monitor.gpus.get_gpu_temperature, self._boards()))
+
+    def _figures(self, warm_up: int, iterations: int) -> tuple[float, float, float, float]:
+        """Seconds and joules of a window, and the temperatures before and after."""
+        before = self._temperature()
+        self._repeat(warm_up)
+        self._monitor.begin_window(_WINDOW, restart=True)
+        self._repeat(iterations)
+        found = self._monitor.end_window(_WINDOW)
+        return found.time, found.total_energy, before, self._temperature()
 
     def run(self, length: float, pause: float, *, heats: bool = False) -> TrialResult:
         """``heats``: the trial itself is to warm the GPU up."""
         iterations = max(1, int(length / self._iteration)) if self._iteration > 0 else 1
         sleep(max(0.0, pause))
-        errors: list[Exception] = []
-        before = _tried(self._temperature, errors)
-        self._repeat(0 if heats else self._warm_up)
-        _tried(lambda: self._monitor.begin_window(_WINDOW, restart=True), errors)
-        self._repeat(iterations)
-        found = _tried(lambda: self._monitor.end_window(_WINDOW), errors)
-        after = _tried(self._temperature, errors)
-        figures = [math.nan] * 3
-        if found is not None and before is not None and after is not None and not errors:
-            figures = [found.total_energy, before, after]
-        # The other ranks wait in it: a rank whose trial has failed takes part, with unknowns.
-        [energy, *sums] = all_reduce(figures, "sum")
-        [seconds] = all_reduce([0.0 if found is None else found.time], "max")
-        if errors:
-            raise errors[0]
-        if math.isnan(energy):
-            raise MeasurementError("The trial failed in another rank. See the error of that one.")
+        warm_up = 0 if heats else self._warm_up
+        seconds, [energy, *sums] = _measured_together(lambda: self._figures(warm_up, iterations))
         per_iteration = energy / iterations, seconds / iterations
         temperatures = (one / get_world_size() for one in sums)
         return TrialResult(*per_iteration, energy, seconds, iterations, *temperatures)
@@ -161,13 +162,23 @@ class _Trials:
         )
 
 
-def _tried(call: Callable[[], _T], errors: list[Exception]) -> _T | None:
-    """The result, or None and one of the ``errors``."""
+def _measured_together(trial: Callable[[], tuple[float, ...]]) -> tuple[float, Sequence[float]]:
+    """The longest seconds of the ranks, which are the first figure, and the sums of the others.
+
+    Every rank takes part, also one whose function or window has failed: the others wait for it.
+    Then all of them raise.
+    """
+    error: Exception | None = None
     try:
-        return call()
-    except Exception as error:  # noqa: BLE001 - it is raised after the ranks have met
-        errors.append(error)
-        return None
+        seconds, *figures = trial()
+    except Exception as failure:  # noqa: BLE001 - it is raised after the ranks have met
+        error, seconds, figures = failure, math.inf, []
+    [longest] = all_reduce([seconds], "max")
+    if error is not None:
+        raise error
+    if longest == math.inf:
+        raise MeasurementError("The trial failed in another rank. See the error of that one.")
+    return longest, all_reduce(figures, "sum") if figures else ()
 
 
 def measure(
