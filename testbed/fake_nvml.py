@@ -68,6 +68,7 @@ class FakeNvml:
         self.initialised = 0
         self.generation = 0
         self.before: Callable[[str], None] = lambda _name: None
+        self.before_call: dict[str, Callable[[FakeGpu], None]] = {}
         for gpu in gpus:
             gpu.since = clock.monotonic()
 
@@ -159,6 +160,7 @@ class FakeNvml:
 
         def call(handle: Any, *arguments: Any) -> Any:
             gpu = self._enter(name, handle)
+            self.before_call.get(name, lambda _gpu: None)(gpu)
             return answer(self, gpu, *arguments)
 
         return call

@@ -154,12 +154,16 @@ class GpuSampler:
         self._deadline = None if clear else self._edges.clear_after(at.mono)
         self._take_used(into)
         status: GpuStatus | None = None
-        try:
-            if status_due:
-                with self._status_pace:
+        error: Exception | None = None  # of the status; it costs neither energy nor usage
+        if status_due:
+            with self._status_pace:
+                try:
                     status = self.device.status(at)
-        finally:  # an error of a status costs neither energy nor usage
-            into.usages += usage.measure(at, self._gauges.busy, looked=looks, settle=usage_due)
+                except Exception as fault:  # noqa: BLE001 - it is raised after the usage
+                    error = fault
+        into.usages += usage.measure(at, self._gauges.busy, looked=looks, settle=usage_due)
+        if error is not None:
+            raise error
         if status is not None:
             self._ceiling = status.limits.maximum or self._ceiling
             into.usages += usage.follow(at)

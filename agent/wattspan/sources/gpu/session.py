@@ -164,7 +164,7 @@ class GpuSession:
         self._backoff = _new_backoff()
         self._down: Failure | None = None
         self._domains: tuple[Domain, ...] = ()
-        self._found = GpuFindings()  # by a sample that was given up, too
+        self._found = GpuFindings()  # by calls that were given up, too
         self._hung: dict[str, tuple[str, str, int]] = {}  # by domain id
         self._handover, self._ended = Lock(), False
 
@@ -219,9 +219,10 @@ class GpuSession:
 
     def read_between(self, now: int) -> Sequence[Reading]:
         """Make the reads between samples that are due. The next sample reports errors of a GPU."""
-        found = GpuFindings()
+        found = self._found
         self._read_due(now, found)
-        return found.readings
+        readings, found.readings = found.readings, []
+        return readings
 
     def _read_due(self, now: int, found: GpuFindings, besides: GpuSampler | None = None) -> None:
         for domain_id, gpu in self._gpus.items():

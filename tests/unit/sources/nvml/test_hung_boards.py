@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import pynvml
 import pytest
@@ -12,10 +13,11 @@ from testbed.fake_nvml import FakeGpu, FakeNvml
 from testbed.gpu_sessions import nvml_session
 from testbed.waiting import eventually
 
-from wattspan.model import SECOND, Failure, Reading, Trouble
+from wattspan.model import MILLISECOND, SECOND, Failure, Reading, Trouble
 from wattspan.model.settings import Duration
 from wattspan.ports import CounterSource, SourceContext
 from wattspan.sources.driver_thread import CallGivenUpError
+from wattspan.sources.gpu.session import GpuSession
 from wattspan.sources.nvml.device import NvmlSettings
 from wattspan.sources.nvml.source import open_nvml
 from wattspan.testing import FakeDirectory, ManualClock
@@ -23,25 +25,32 @@ from wattspan.testing import FakeDirectory, ManualClock
 COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
 WATTS = {"GPU-a": 100.0, "GPU-b": 200.0, "GPU-c": 400.0}
 DEADLINE = 60
-SETTINGS = NvmlSettings(interval=Duration.parse("10ms"), deadline=Duration.parse(f"{DEADLINE}s"))
+
+
+def settings(deadline: int = DEADLINE) -> NvmlSettings:
+    """``deadline`` is in seconds."""
+    return NvmlSettings(interval=Duration.parse("10ms"), deadline=Duration.parse(f"{deadline}s"))
+
+
+SETTINGS = settings()
 
 
 class Driver:
-    """Three boards; the energy reads of those in ``hanging`` block until they are released."""
+    """Three boards; reads of ``call`` of those in ``hanging`` block until they are released."""
 
-    def __init__(self) -> None:
+    def __init__(self, call: str = COUNTER, step: int = 1) -> None:
         self.clock = ManualClock()
-        self.nvml = FakeNvml(self.clock, *(FakeGpu(one, watts=w) for one, w in WATTS.items()))
-        self.nvml.answers[COUNTER] = self._energy
+        boards = (FakeGpu(one, watts=watts, step_ns=step) for one, watts in WATTS.items())
+        self.nvml = FakeNvml(self.clock, *boards)
+        self.nvml.before_call[call] = self._wait
         self.context = SourceContext(self.clock, FakeDirectory(), nvml=self.nvml)
         self.hanging: dict[str, threading.Event] = {}
         self.entered: list[str] = []
 
-    def _energy(self, nvml: FakeNvml, gpu: FakeGpu) -> int:
+    def _wait(self, gpu: FakeGpu) -> None:
         if (released := self.hanging.get(gpu.uuid)) is not None:
             self.entered.append(gpu.uuid)
             released.wait(60)
-        return nvml.energy(gpu)
 
     def hang(self, *boards: str) -> None:
         self.hanging.update((one, threading.Event()) for one in boards)
@@ -174,11 +183,13 @@ def test_library_is_released_when_the_last_call_has_returned_after_the_end(drive
 class HungSession:
     """A session that a thread has sampled until a call of the second board hung."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, seconds: float = 0.1, deadline: int = DEADLINE) -> None:
+        """It hangs after some ``seconds`` for longer than ``deadline``."""
         self.driver = driver
-        self.session = nvml_session(driver.nvml, SETTINGS, driver.context)
+        self.session = nvml_session(driver.nvml, settings(deadline), driver.context)
+        self.began = driver.clock.monotonic()
         self.session.sample()
-        driver.clock.advance(0.1)
+        driver.clock.advance(seconds)
         driver.hang("GPU-b")
         self.at = driver.clock.monotonic()
         self.returned: list[str] = []
@@ -186,7 +197,7 @@ class HungSession:
         self.thread.start()
         eventually(lambda: driver.entered, "the call hangs")
         assert not self.session.give_up()  # it may still return in time
-        driver.clock.advance(DEADLINE + 1)
+        driver.clock.advance(deadline + 1)
         assert self.session.give_up()
         assert not self.session.give_up()
 
@@ -219,6 +230,76 @@ def test_findings_of_a_sample_that_hangs_are_in_the_next_one(driver: Driver) -> 
     assert hung.read(1) == {*WATTS}
     hung.session.close()
     assert driver.nvml.initialised == 0
+
+
+def test_usage_until_a_hang_is_settled_after_it() -> None:
+    driver = Driver("nvmlDeviceGetTemperature")
+    driver.nvml.errors["nvmlDeviceGetProcessUtilization"] = 3  # processes are not told apart
+    hung = HungSession(driver, seconds=1.0, deadline=10)
+    batches = [hung.session.sample()]
+    hung.release()
+    for _ in range(3):
+        driver.clock.advance(1)
+        batches.append(hung.session.sample())
+    used = [one for batch in batches for one in batch.usages if one.resource == "gpu:GPU-b"]
+    assert used[0].start.mono == hung.began
+    assert all(one.end == other.start for one, other in pairwise(used))
+    hung.session.close()
+
+
+EVERY = 50 * MILLISECOND
+
+
+def reads_between(driver: Driver, session: GpuSession) -> Iterator[int]:
+    """The times at which reads between the samples of a session are due; makes the samples."""
+    session.sample(EVERY)
+    clock = driver.clock
+    last = clock.monotonic()
+    for _ in range(10_000):
+        between = session.next_read(clock.monotonic())
+        due = last + EVERY if between is None else min(last + EVERY, between)
+        clock.advance(ns=max(MILLISECOND, due - clock.monotonic()))
+        if clock.monotonic() >= last + EVERY:
+            last += EVERY
+            session.sample(EVERY)
+        else:
+            yield clock.monotonic()
+
+
+def test_findings_of_a_read_that_hangs_are_in_the_next_sample() -> None:
+    driver = Driver(step=100 * MILLISECOND)
+    session = nvml_session(driver.nvml, SETTINGS, driver.context)
+    turns = map(session.read_between, reads_between(driver, session))
+    count, expected = next((n, found) for n, found in enumerate(turns) if found)
+    session.close()
+    assert {one.domain_id for one in expected} == {f"gpu:{one}" for one in WATTS}
+
+    driver = Driver(step=100 * MILLISECOND)  # the same again, and the second board hangs
+    session = nvml_session(driver.nvml, SETTINGS, driver.context)
+    for number, now in enumerate(reads_between(driver, session)):
+        if number == count:
+            break
+        assert not session.read_between(now)
+    driver.hang("GPU-b")
+    returned: list[str] = []
+
+    def read() -> None:
+        try:
+            session.read_between(now)
+        except CallGivenUpError as error:
+            session.take_back(error.device)
+            returned.append(error.device)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    eventually(lambda: driver.entered, "the call hangs")
+    driver.clock.advance(DEADLINE + 1)
+    assert session.give_up()
+    assert expected[0] in session.sample(EVERY).readings
+    driver.release()
+    thread.join(60)
+    assert returned == ["gpu:GPU-b"]
+    session.close()
 
 
 def test_library_is_not_initialised_again_during_a_hang(driver: Driver) -> None:
