@@ -31,6 +31,7 @@ from wattspan.http.messages import (
     response_head,
     simple_request,
 )
+from wattspan.util.unix_sockets import ACKNOWLEDGEMENTS
 
 Log = Callable[[str], None]
 
@@ -77,6 +78,7 @@ class HttpConnection(asyncio.Protocol):
         self._pieces = 0
         self._reserved = 0
         self._task: asyncio.Task[None] | None = None
+        self._acknowledged = False  # the present request, by a response 100
         self._answering = False  # from the last byte of a request until its response is written
         self._delayed = False  # the request exceeds the rate, and its rejection is delayed
         self._writable = True
@@ -207,6 +209,7 @@ class HttpConnection(asyncio.Protocol):
                 event = self._h11.next_event()
                 if event is h11.NEED_DATA:
                     if self._h11.they_are_waiting_for_100_continue:
+                        self._acknowledged = True
                         self._send(h11.InformationalResponse(status_code=100, headers=[]))
                     return
                 self._handle_event(event)
@@ -282,8 +285,11 @@ class HttpConnection(asyncio.Protocol):
         )
 
     def _acknowledge(self) -> None:
-        if self._ending:
+        """Send a response 100: one, as clients may refuse several, or as many as this one wants."""
+        again = ACKNOWLEDGEMENTS.lower() in self._headers
+        if self._ending or (self._acknowledged and not again):
             return
+        self._acknowledged = True
         if self._left is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         elif self._request is not None and self._request.http_version == b"1.1":
@@ -351,6 +357,7 @@ class HttpConnection(asyncio.Protocol):
         if self._left is None:
             self._h11.start_next_cycle()
         self._request, self._answering, self._left = None, False, None
+        self._acknowledged = False
         self._head = bytearray(self._h11.trailing_data[0])
         if not self._head:
             self._set_idle()

@@ -21,7 +21,7 @@ from wattspan.sdk import (
     RefusedError,
     run_directories,
 )
-from wattspan.util.unix_sockets import unix_request
+from wattspan.util.unix_sockets import ACKNOWLEDGEMENTS, unix_request
 
 
 class Energy(dict[str, float]):
@@ -303,7 +303,14 @@ def _request(
             connection.close()
 
     status, body = unix_request(
-        socket_path, method, target, encoded, patience=patience, silence=silence, keep=keep
+        socket_path,
+        method,
+        target,
+        encoded,
+        {ACKNOWLEDGEMENTS: "any"},
+        patience=patience,
+        silence=silence,
+        keep=keep,
     )
     try:
         content = json.loads(body)

@@ -122,6 +122,13 @@ class _DeadlineSocket(socket.socket):
         return received
 
 
+ACKNOWLEDGEMENTS = "Wattspan-Acknowledgements"
+"""The header of a client that accepts any number of responses 100 before the answer.
+
+Others accept few: those of Go before 1.24 fail at the sixth.
+"""
+
+
 def unix_request(
     path: str,
     method: str,

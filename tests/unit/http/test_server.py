@@ -25,6 +25,7 @@ from wattspan.http.server import WORKER_THREADS, HttpServer
 from wattspan.http.sockets import Peer, listen_tcp, listen_unix
 from wattspan.ports import ListenError
 from wattspan.testing import ManualClock
+from wattspan.util.unix_sockets import ACKNOWLEDGEMENTS
 
 TIGHT = ServerLimits(head=2048, body=10_000, bodies=40_000, connections=4, linger=0.2)
 
@@ -94,6 +95,48 @@ def test_acknowledged_request_has_a_byte_long_before_its_response(
         settled.set()
         assert first.startswith(b"HTTP/1.1 100 ")
         assert read_answer(connection) == (200, b"joules")
+
+
+@pytest.mark.parametrize(
+    ("headers", "interim"),
+    [
+        ((), 1),
+        (("Expect: 100-continue",), 1),
+        (("Transfer-Encoding: chunked",), 1),
+        ((f"{ACKNOWLEDGEMENTS}: any",), 6),
+    ],
+)
+def test_clients_have_as_many_acknowledgements_as_they_accept(
+    tmp_path: Path, headers: tuple[str, ...], interim: int
+) -> None:
+    async def slow(request: HttpRequest) -> HttpResponse:
+        for _ in range(6):
+            request.acknowledge()
+        return HttpResponse(200, b"joules")
+
+    chunked = "Transfer-Encoding: chunked" in headers
+    body, length = (b"0\r\n\r\n", ()) if chunked else (b"", ("Content-Length: 1",))
+    with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
+        connection.settimeout(60)
+        for _ in range(2):  # each request counts anew
+            connection.sendall(post(body, *headers, *length))
+            if "Expect: 100-continue" in headers:
+                assert read_until_end(connection).startswith(b"HTTP/1.1 100 ")
+            if not chunked:
+                connection.sendall(b"x")
+            count = int("Expect: 100-continue" in headers)
+            while (head := read_until_end(connection)).startswith(b"HTTP/1.1 100 "):
+                count += 1
+            assert (count, head[:13]) == (interim, b"HTTP/1.1 200 ")
+            assert connection.recv(6, socket.MSG_WAITALL) == b"joules"
+
+
+def read_until_end(connection: socket.socket) -> bytes:
+    """The next head."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += connection.recv(1)
+    return head
 
 
 def test_client_of_http_1_0_is_not_told_that_its_request_is_received(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from wattspan.sdk import (
     run_directories,
 )
 from wattspan.sdk.client import Energy, HungAgents, read_devices, request_json
+from wattspan.util.unix_sockets import ACKNOWLEDGEMENTS
 
 
 @pytest.fixture
@@ -292,7 +293,8 @@ def queries(listener: Any) -> list[Any]:
     with contextlib.suppress(BlockingIOError):
         while True:
             connection, _ = listener.accept()
-            if b" /v1/energy" in connection.recv(1000):
+            if b" /v1/energy" in (received := connection.recv(1000)):
+                assert ACKNOWLEDGEMENTS.encode() in received
                 found.append(connection)
             else:  # the registration
                 connection.close()
