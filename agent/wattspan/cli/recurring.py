@@ -12,9 +12,16 @@ from typing import Any
 import click
 
 from wattspan.cli.formatting import TableColumn, joules_text, table_lines
-from wattspan.cli.options import FILE, echo_result, json_option
+from wattspan.cli.options import (
+    FILE,
+    ConfigurationOptions,
+    config_options,
+    echo_result,
+    json_option,
+)
 from wattspan.ports import WattspanError
 from wattspan.sdk.client import request_json
+from wattspan.service.configuration import agent_directories
 from wattspan.util.text import printable
 
 _OUTCOMES = {"reached": "converged", "missed": "missed"}
@@ -47,6 +54,7 @@ def command() -> None:
     "--gpus", default="", show_default=False, help="The GPUs of the job, such as `2 x NVIDIA H100`."
 )
 @store_option
+@config_options
 @json_option
 def next_(
     job: str,
@@ -55,6 +63,7 @@ def next_(
     beta: float,
     gpus: str,
     store: Path | None,
+    configuration: ConfigurationOptions,
     as_json: bool,
     **terms: Any,
 ) -> None:
@@ -75,7 +84,7 @@ def next_(
         sizes = {"batch_sizes": _sizes(terms["batch_sizes"])}
         knobs = {"eta_knob": eta, "beta_knob": beta}
         body["terms"] = terms | sizes | knobs | {"higher_is_better_metric": not lower_is_better}
-    found = _ask(store, "next", body)
+    found = _ask(store, configuration, "next", body)
     echo_result(found, [str(found["batch_size"])], as_json=as_json)
 
 
@@ -93,13 +102,21 @@ def next_(
 )  # fmt: skip
 @click.option("--run", type=click.IntRange(min=1), help="The run. [default: the newest of JOB]")
 @store_option
+@config_options
 @json_option
 def report(
-    job: str, outcome: str, run: int | None, store: Path | None, as_json: bool, **figures: Any
+    job: str,
+    outcome: str,
+    run: int | None,
+    store: Path | None,
+    configuration: ConfigurationOptions,
+    as_json: bool,
+    **figures: Any,
 ) -> None:
     """Record the end of a run of JOB: its target metric was reached or missed."""
-    ended = {"run": run or _newest(store, job), "outcome": _OUTCOMES[outcome], **figures}
-    found = _ask(store, "report", ended)
+    key = run or _newest(store, configuration, job)
+    ended = {"run": key, "outcome": _OUTCOMES[outcome], **figures}
+    found = _ask(store, configuration, "report", ended)
     sentence = "Recorded." if found["recorded"] else "This run had been recorded before."
     echo_result(found, [sentence], as_json=as_json)
 
@@ -107,20 +124,26 @@ def report(
 @command.command()
 @click.argument("job", required=False)
 @store_option
+@config_options
 @json_option
-def status(job: str | None, store: Path | None, as_json: bool) -> None:
+def status(
+    job: str | None, store: Path | None, configuration: ConfigurationOptions, as_json: bool
+) -> None:
     """Show the runs of JOB, or of all jobs, by batch size, and if the search is worth its cost."""
-    found = _ask(store, "status", {} if job is None else {"job": job})
+    found = _ask(store, configuration, "status", {} if job is None else {"job": job})
     echo_result(found, _status_lines(found), as_json=as_json)
 
 
 @command.command()
 @click.argument("job")
 @store_option
+@config_options
 @json_option
-def forget(job: str, store: Path | None, as_json: bool) -> None:
+def forget(
+    job: str, store: Path | None, configuration: ConfigurationOptions, as_json: bool
+) -> None:
     """Delete all runs of JOB, on all GPUs."""
-    found = _ask(store, "forget", {"job": job})
+    found = _ask(store, configuration, "forget", {"job": job})
     echo_result(found, [f"The runs of {job} are deleted."], as_json=as_json)
 
 
@@ -181,8 +204,9 @@ def _sizes(text: str) -> list[int]:
         ) from None
 
 
-def _newest(store: Path | None, job: str) -> int:
-    open_runs = [one["newest_run"] for one in _ask(store, "status", {"job": job})["jobs"]]
+def _newest(store: Path | None, configuration: ConfigurationOptions, job: str) -> int:
+    jobs = _ask(store, configuration, "status", {"job": job})["jobs"]
+    open_runs = [one["newest_run"] for one in jobs]
     newest = max((one for one in open_runs if one is not None), default=None)
     if newest is None:
         raise WattspanError(
@@ -195,13 +219,18 @@ def _newest(store: Path | None, job: str) -> int:
 # ------------------------------------------------------------------------------- where runs are
 
 
-def _ask(store: Path | None, name: str, facts: dict[str, Any]) -> dict[str, Any]:
+def _ask(
+    store: Path | None, configuration: ConfigurationOptions, name: str, facts: dict[str, Any]
+) -> dict[str, Any]:
     """The agent's answer to a request; with ``store``, the answer that it would give by it."""
     from wattspan.recurring.optimizer import FILE_OWNER, ask_agent, this_host
 
     reads = name == "status"
     if store is None:
-        return request_json(f"/v1/recurring/{name}", facts) if reads else ask_agent(name, facts)
+        directories = agent_directories(configuration.load_without_plugins(client=True))
+        if reads:
+            return request_json(f"/v1/recurring/{name}", facts, directories=directories)
+        return ask_agent(name, facts, directories)
     from wattspan.api.recurring import RecurringHandler
     from wattspan.api.requests import RECURRING_PATH, ProblemError
     from wattspan.clock import SystemClock
