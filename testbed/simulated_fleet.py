@@ -47,6 +47,8 @@ class SimulatedHost:
         self.floor, self.original, self.ramp = floor, original, ramp
         self.lag = 0.0
         self.power: int | None = None
+        self.held: dict[str, tuple[int, int]] = {}
+        self.powers: dict[str, int] = {}
         self.is_on, self.capper_runs = True, True
         self.is_hung = self.is_stuck = False
         self.enforced = floor
@@ -80,6 +82,7 @@ class SimulatedHost:
             floor=self.enforced if self.is_stuck else self.floor,
             original=self.original,
             enforced=self.enforced,
+            held=self.held,
         )
 
     def allot(self, limit: int, safe: int, until: int, why: str) -> AllotmentRow:
@@ -128,6 +131,7 @@ class SimulatedHost:
             capper,
             self.clock,
             power=lambda: None if self.power is None else min(self.power, self.enforced),
+            powers=lambda: self.powers,
             new_session=self._new_session,
             former_session=former_session,
             note_session=self._note_session,

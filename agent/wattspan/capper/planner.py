@@ -401,14 +401,14 @@ class PowerRange(NamedTuple):
     """The sums of all devices with a power limit, in milliwatts.
 
     ``floor`` is the lowest sum of their limits, ``original`` that of their original ones,
-    ``enforced`` that of the present ones, None if a device's is unknown. ``tuned`` is the power
-    by which tuners hold limits below those that apply without them.
+    ``enforced`` that of the present ones, None if a device's is unknown. ``tuned`` has the limits
+    that tuners hold, by device, each with the power by which it is below that without them.
     """
 
     floor: int
     original: int
     enforced: int | None
-    tuned: int
+    tuned: dict[str, tuple[int, int]]
 
 
 def power_range(settings: CapsSettings, host: Planner) -> PowerRange:
@@ -420,8 +420,9 @@ def power_range(settings: CapsSettings, host: Planner) -> PowerRange:
     enforced = sum(map(_power_limit, host.states.values())) if devices and is_known else None
     untuned = {key: host.imposed_limit(key) or one.maximum for key, one in devices.items()}
     tuned = devices.keys() & host.demand.tuned.keys()
-    lowered = sum(max(0, untuned[key] - host.power(key)) for key in tuned)
-    return PowerRange(floor, original, enforced, lowered)
+    limits = {key: host.power(key) for key in tuned}
+    held = {key.device: (one, max(0, untuned[key] - one)) for key, one in limits.items()}
+    return PowerRange(floor, original, enforced, held)
 
 
 def _budget_devices(

@@ -233,7 +233,8 @@ class AllotmentRow(msgspec.Struct, frozen=True, kw_only=True):
     All are of the host with its reserve. ``until`` is the end by the clock since boot, None once it
     has passed. ``floor`` is the lowest sum to which the devices can be limited, ``original`` the
     sum of their original limits; ``enforced`` is the sum of the present ones, None if a device's is
-    unknown. ``tuned`` is the power by which tuners hold limits below those that apply without them.
+    unknown. ``held`` has the limits that tuners hold, by device, each with the power by which it is
+    below that without them.
     """
 
     limit: int
@@ -242,7 +243,7 @@ class AllotmentRow(msgspec.Struct, frozen=True, kw_only=True):
     floor: int
     original: int
     enforced: int | None
-    tuned: int = 0
+    held: dict[str, tuple[int, int]] = {}
 
 
 class StateReply(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="state"):

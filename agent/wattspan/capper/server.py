@@ -424,7 +424,7 @@ class RequestHandler:
             floor=sums.floor + reserve,
             original=sums.original + reserve,
             enforced=None if sums.enforced is None else sums.enforced + reserve,
-            tuned=sums.tuned,
+            held=sums.tuned,
         )
 
     def _restore(self, peer: PeerCredentials) -> None:

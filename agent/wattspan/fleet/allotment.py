@@ -374,6 +374,21 @@ _GROWTH: Final = 1.25
 """Factor by which a limited host asks for more, each time."""
 _DECAY: Final = 0.98
 """Factor by which the demand falls at most, each time: a short pause releases little power."""
+_HELD_BACK: Final = 0.75
+"""Fraction of a tuned limit from which on it holds its device back: phases of work draw less."""
+
+
+def held_power(held: Mapping[str, tuple[int, int]], powers: Mapping[str, int]) -> int:
+    """The milliwatts that devices would draw besides without their tuners.
+
+    ``held`` has the limit of each tuned device and the power by which it is lower for its tuner. A
+    device whose work pauses or has ended would draw no more. One without a known power may.
+    """
+    return sum(
+        lowered
+        for device, (limit, lowered) in held.items()
+        if powers.get(device, limit) >= _HELD_BACK * limit
+    )
 
 
 def next_demand(
@@ -382,8 +397,8 @@ def next_demand(
     """The next demand of a host that draws ``power`` under ``limit``, all in milliwatts.
 
     A limited host does not show the power that it wants, so its demand grows until the limit holds
-    it back no more. None, which asks for everything, while the power is unknown. ``tuned``, by
-    which a tuner lowers limits, counts as drawn: its tries must not change the tuner's reference.
+    it back no more. None, which asks for everything, while the power is unknown. ``tuned``,
+    which tuners hold back, counts as drawn: their tries must not change their reference.
     """
     if power is None:
         return None

@@ -12,7 +12,7 @@ fallback.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -21,7 +21,7 @@ import msgspec
 
 from wattspan.capper.protocol import AllotmentRow
 from wattspan.config import FleetSettings
-from wattspan.fleet.allotment import Allotment, HostReport, next_demand, watts
+from wattspan.fleet.allotment import Allotment, HostReport, held_power, next_demand, watts
 from wattspan.fleet.coordination import (
     ABSENT,
     ConflictError,
@@ -62,6 +62,7 @@ class FleetMember:
         clock: Clock,
         *,
         power: Callable[[], int | None],
+        powers: Callable[[], Mapping[str, int]] = dict,
         new_session: Callable[[], str],
         former_session: str = "",
         note_session: Callable[[str], None] = lambda session: None,
@@ -69,6 +70,8 @@ class FleetMember:
         largest_step: float = 1.0,
     ) -> None:
         """``power`` is the present power of the host in milliwatts, None if it is unknown.
+
+        ``powers`` are those of its devices by id, as far as they are known.
 
         ``former_session`` is that of this host's agent that has ended without notice and acts no
         more, "" if none is known; ``note_session`` is called with each new one before it begins.
@@ -78,7 +81,7 @@ class FleetMember:
         self._ramp, self._largest_step = ramp, largest_step
         self.name, self._settings = name, settings
         self._coordination, self._capper, self._clock = coordination, capper, clock
-        self._power, self._new_session = power, new_session
+        self._power, self._powers, self._new_session = power, powers, new_session
         self._keys = FleetKeys(settings.prefix)
         self._holding = Allotment.initial(0, 0)
         self._session, self._until = "", _ENDED
@@ -199,9 +202,8 @@ class FleetMember:
         held = max(self._holding.limit, state.floor)
         original = max(state.floor, state.original)
         limit = state.enforced or held
-        self.demand = next_demand(
-            self.demand, self._power(), limit, state.floor, original, state.tuned
-        )
+        tuned = held_power(state.held, self._powers())
+        self.demand = next_demand(self.demand, self._power(), limit, state.floor, original, tuned)
         presence = Presence(
             report=HostReport(
                 session=self._session,

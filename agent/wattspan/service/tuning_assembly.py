@@ -417,6 +417,7 @@ def add_fleet(
         tuning.capper_client(_CEILING_TIMEOUT),
         clock,
         power=lambda: limited_power(core.view(), reserve),
+        powers=lambda: device_powers(core.view()),
         new_session=lambda: secrets.token_hex(8),
         former_session=record.former,
         note_session=record.note,
@@ -442,3 +443,12 @@ def limited_power(snapshot: Snapshot, reserve: int) -> int | None:
     if not powers or None in powers:
         return None
     return reserve + sum(power for power in powers if power is not None)
+
+
+def device_powers(snapshot: Snapshot) -> dict[str, int]:
+    """The known power of each present device by id, in milliwatts."""
+    return {
+        account.domain.id: account.power
+        for account in snapshot.cover
+        if account.present and account.power is not None
+    }

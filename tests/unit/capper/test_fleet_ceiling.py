@@ -249,6 +249,6 @@ def test_tuned_device_has_its_share_of_the_allotment_after_the_capper(host: Host
     host.allot(1000, 600)
     host.bench.hold(430 * W)
     host.desk.turn()
-    assert host.desk.state().allotment.tuned == 20 * W
+    assert host.desk.state().allotment.held == {host.bench.key(0).device: (430 * W, 20 * W)}
     host.bench.manager.stop()
     assert host.bench.stands == [450 * W, 450 * W]

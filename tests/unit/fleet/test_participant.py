@@ -49,6 +49,14 @@ def test_power_moves_to_the_host_that_needs_it(fleet: SimulatedFleet) -> None:
     assert fleet.hosts["host0"].enforced >= 1400 * W
 
 
+def test_power_of_a_tuned_job_that_pauses_moves_to_others(fleet: SimulatedFleet) -> None:
+    host = fleet.hosts["host0"]
+    host.power = 200 * W
+    host.held, host.powers = {"gpu:a": (500 * W, 600 * W)}, {"gpu:a": 70 * W}
+    fleet.run(20, BUDGET)
+    assert fleet.limits == [300 * W, 900 * W, 900 * W, 900 * W]
+
+
 @pytest.mark.slow
 def test_lost_host_falls_back_before_its_power_is_given_to_others(fleet: SimulatedFleet) -> None:
     for name, host in fleet.hosts.items():
