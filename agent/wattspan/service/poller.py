@@ -94,6 +94,16 @@ def measured(batch: Batch, counters: FrozenCounters) -> Batch:
     return replace(batch, readings=readings, failures=(*batch.failures, *failures))
 
 
+def raised(
+    error: Exception, source: str, thing: str, loss: str, bug: str = "This is a bug"
+) -> Failure:
+    """The failure of a part that raised ``error``: a bug, unless descriptors or memory lack."""
+    remedy = shortage_remedy(error)
+    trouble = Trouble.RETRY if remedy else Trouble.MALFORMED
+    cause = f"it raised {type(error).__name__}: {error}"
+    return Failure(source, thing, trouble, cause, f"{remedy or bug}; {loss}.")
+
+
 class MonitoredSource:
     """A counter source whose reads are timed and counted and whose exceptions are caught."""
 
@@ -116,12 +126,8 @@ class MonitoredSource:
         try:
             batch = Batch.checked(self.source.read())
         except Exception as error:  # noqa: BLE001 - a plugin's bug must not stop the others
-            name, remedy = self.source.name, shortage_remedy(error)
-            trouble = Trouble.RETRY if remedy else Trouble.MALFORMED
-            cause = f"it raised {type(error).__name__}: {error}"
-            advice = remedy or "This is a bug in the source"
-            advice += "; its energy counts as a gap meanwhile."
-            failure = Failure(name, f"source {name!r}", trouble, cause, advice)
+            name, loss = self.source.name, "its energy counts as a gap meanwhile"
+            failure = raised(error, name, f"source {name!r}", loss, "This is a bug in the source")
             batch = Batch(domains=self.batch.domains, failures=(failure,))
         self._duration = self._clock.monotonic() - before
         self._reads += 1
@@ -188,11 +194,8 @@ class MonitoredUsage:
         try:
             self.batch = self.source.poll(settle=settle, watched=watched)
         except Exception as error:  # noqa: BLE001 - energy is measured even without usage
-            remedy = shortage_remedy(error)
-            trouble = Trouble.RETRY if remedy else Trouble.MALFORMED
-            cause = f"{type(error).__name__}: {error}"
-            advice = f"{remedy or 'This is a bug'}; energy goes to unattributed meanwhile."
-            failure = Failure("processes", "the processes' CPU time", trouble, cause, advice)
+            loss = "energy goes to unattributed meanwhile"
+            failure = raised(error, "processes", "the processes' CPU time", loss)
             self.batch = UsageBatch(failures=(failure,))
         self._failed += len(self.batch.failures)
         return self.batch
@@ -272,14 +275,8 @@ class MonitoredObserver(Generic[P]):
             self._observe(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - a bug here must not stop the accounts
             self._failed += 1
-            failure = Failure(
-                self._name,
-                f"the {self._name}",
-                Trouble.MALFORMED,
-                f"it raised {type(error).__name__}: {error}",
-                "This is a bug; its figures may be wrong, and all totals of energy continue.",
-            )
-            self._failures = (failure,)
+            loss = "its figures may be wrong, and all totals of energy continue"
+            self._failures = (raised(error, self._name, f"the {self._name}", loss),)
 
     def health(self) -> tuple[SourceHealth, ...]:
         """Empty without a failure. A later tick does not mend the state: the failure stands."""

@@ -221,15 +221,18 @@ def test_plugin_that_returns_no_batch_is_down_and_others_continue(
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many"), MemoryError()])
 def test_shortage_of_a_source_is_no_bug(error: Exception) -> None:
-    def fail(**_: object) -> Any:
+    def fail(*_: object, **__: object) -> Any:
         raise error
 
     clock, broken = ManualClock(), Raising()
     broken.read = broken.poll = fail  # type: ignore[method-assign]
-    snapshot = ticks(clock, poller(clock, [broken, Burning(clock)], broken), 20)
-    for health in (snapshot.health[0], snapshot.health[-1]):
+    named = {"observers": {"tuning": fail}}
+    snapshot = ticks(clock, poller(clock, [broken, Burning(clock)], broken, **named), 20)
+    down = [one for one in snapshot.health if not one.up]
+    assert len(down) == 3  # the source, the processes and the observer
+    for health in down:
         (failure,) = health.failures
-        assert (health.up, failure.trouble) == (False, Trouble.RETRY)
+        assert failure.trouble is Trouble.RETRY
         assert "bug" not in str(failure)
         assert re.search(r"LimitNOFILE=|MemoryMax=", failure.remedy)
 
