@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from typing import NamedTuple
 
 from wattspan.http.sockets import Peer
@@ -23,7 +25,7 @@ class FakeKernel:
     """Processes are born at the clock's present time.
 
     A list of all processes costs ``costs`` nanoseconds, a look at one ``look_costs``,
-    a search of its descriptors ``holds_costs``.
+    a search of its descriptors ``holds_costs``. A read fails for want of descriptors if ``fails``.
     """
 
     def __init__(self, clock: ManualClock) -> None:
@@ -38,6 +40,8 @@ class FakeKernel:
         self.lookups = 0
         self._port = 50_000
         self.principals = PrincipalResolver()
+        self.shortage: OSError | None = None
+        self.fails: Callable[[], bool] = lambda: False
 
     # ---------------------------------------------------------------------------- setup
 
@@ -98,28 +102,44 @@ class FakeKernel:
     # ----------------------------------------------------------------------------- kernel
     # interface
 
-    def identify(self, pid: int) -> Consumer | None:
+    def living(self, pid: int) -> LiveProcess | None:
+        """The process of ``pid``, without a read."""
         process = self.processes.get(pid)
+        return process.living if process else None
+
+    def _read(self, pid: int) -> Process | None:
+        return None if self._lacks_descriptors() else self.processes.get(pid)
+
+    def _lacks_descriptors(self) -> bool:
+        fails = self.fails()
+        if fails:
+            self.shortage = OSError(errno.EMFILE, "Too many open files")
+        return fails
+
+    def identify(self, pid: int) -> Consumer | None:
+        process = self._read(pid)
         return process.living.consumer if process else None
 
     def look(self, pid: int) -> LiveProcess | None:
         self.looks += 1
         self.clock.advance(ns=self.look_costs)
-        process = self.processes.get(pid)
+        process = self._read(pid)
         return process.living if process else None
 
     def pids(self) -> list[int]:
         self.clock.advance(ns=self.costs)
-        return list(self.processes)
+        return [] if self._lacks_descriptors() else list(self.processes)
 
     def user_id(self, pid: int) -> int | None:
-        return min(self.processes[pid].living.users)
+        process = self._read(pid)
+        return min(process.living.users) if process else None
 
     def principal(self, pid: int) -> Principal | None:
-        return self.processes[pid].living.principal if pid in self.processes else None
+        process = self._read(pid)
+        return process.living.principal if process else None
 
     def socket_principal(self, owner: SocketOwner) -> Principal | None:
-        return self.of_sockets.get(owner.inode)
+        return None if self._lacks_descriptors() else self.of_sockets.get(owner.inode)
 
     def changes(self, living: LiveProcess, *, user: int | None = None, cgroup: str = "") -> None:
         """``living`` executes a setuid program, or moves to another cgroup."""
@@ -129,15 +149,16 @@ class FakeKernel:
         changed = living._replace(users=frozenset({uid}), principal=principal)
         self.processes[living.consumer.pid] = Process(changed, text)
 
-    def cgroup(self, pid: int) -> str:
-        return self.processes[pid].cgroup if pid in self.processes else ""
+    def cgroup(self, pid: int) -> str | None:
+        process = self._read(pid)
+        return process.cgroup if process else None
 
     def owner_of(self, end: tuple[str, int], other: tuple[str, int]) -> SocketOwner | None:
         self.lookups += 1
-        return self.sockets.get((end, other))
+        return None if self._lacks_descriptors() else self.sockets.get((end, other))
 
     def holds(self, pid: int, inode: int) -> bool | None:
         self.clock.advance(ns=self.holds_costs)
-        if pid in self.closed_to_us:
+        if self._lacks_descriptors() or pid in self.closed_to_us:
             return None
         return inode in self.held.get(pid, ())

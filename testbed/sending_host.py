@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest, ResourceClaim, ResourceSpans
-from wattspan.ingest.identity_verification import Sender, SpanIdentity
+from wattspan.ingest.identity_verification import SpanIdentity
+from wattspan.ingest.process_lookups import Sender
 from wattspan.model import Consumer, Domain, HwType, Instant, Principal, Provenance
 from wattspan.spans.values import Outcome, Span, SpanColumns
 

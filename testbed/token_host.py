@@ -12,7 +12,8 @@ from testbed.otlp_reference import json_of
 from wattspan.config import SpansSettings
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ExportRequest, RequestedAttributes, ResourceClaim
-from wattspan.ingest.identity_verification import Sender, SpanIdentity
+from wattspan.ingest.identity_verification import SpanIdentity
+from wattspan.ingest.process_lookups import Sender
 from wattspan.ingest.trace_decoder import TraceDecoder
 from wattspan.model import (
     MILLISECOND,

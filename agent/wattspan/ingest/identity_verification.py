@@ -19,16 +19,21 @@ from typing import NamedTuple
 from wattspan.http.sockets import Peer
 from wattspan.ingest.export_request import ResourceClaim
 from wattspan.ingest.process_lookups import (
+    MAX_ANCESTORS,
+    NO_SENDER,
     ContainerProcesses,
     LookupBudget,
     ProcessLookup,
     RequestLookup,
+    Sender,
     StartTimeMatcher,
     container_id,
+    drops,
     find_by_pid,
     is_elsewhere,
     is_inner,
     is_same_container,
+    may_name,
     unix_time,
 )
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Principal
@@ -52,27 +57,12 @@ UNKNOWN_AGE = 5 * SECOND
 
 _NEVER_EXPIRES = 2**63
 _TICK = 10 * MILLISECOND
-_MAX_ANCESTORS = 64
-
-
-class Sender(NamedTuple):
-    """The evidence of the kernel. ``principal`` is None for an unknown one, perhaps remote.
-
-    ``forwards``: the sender may name processes of any principal.
-    """
-
-    process: LiveProcess | None
-    principal: Principal | None
-    forwards: bool = False
-
-
-NO_SENDER = Sender(None, None)
 
 
 class SenderResolver:
     """Finds the sender of a connection, and remembers those of TCP connections."""
 
-    def __init__(self, kernel: ProcessLookup, searches: LookupBudget, pools: Pools) -> None:
+    def __init__(self, kernel: RequestLookup, searches: LookupBudget, pools: Pools) -> None:
         """``searches`` bounds the time of searches for the process of a connection."""
         self._kernel = kernel
         self._searches = searches
@@ -80,7 +70,10 @@ class SenderResolver:
         self._senders: FairCache[Peer, tuple[Sender, int]] = FairCache(pools.make(PoolName.SENDERS))
 
     def resolve(self, peer: Peer, claimed: int | None, now: Instant) -> Sender:
-        """The sender. ``claimed`` is the pid that the spans name, which is tried first."""
+        """The sender. ``claimed`` is the pid that the spans name, which is tried first.
+
+        Of a TCP connection, NO_SENDER while the lookups of the request are unsure.
+        """
         if peer.address is None or peer.local is None:
             return self._connected_by(peer, now)
         known = self._senders.get(peer)
@@ -93,6 +86,8 @@ class SenderResolver:
             process, complete = self._holder(owner, claimed, peer, now)
             sender = self._owning(owner, process)
             until = until if complete else now.mono + RETRY_AFTER
+        if self._kernel.unsure:  # another process may have the socket
+            return NO_SENDER
         self._senders.store(peer, (sender, until), peer.quota_owner, now.mono)
         return sender
 
@@ -176,7 +171,7 @@ class SenderResolver:
         None after `LONGEST_SEARCH`.
         """
         eldest = process = self._kernel.look(pid)
-        for _ in range(_MAX_ANCESTORS):
+        for _ in range(MAX_ANCESTORS):
             if self._searches.lasts(LONGEST_SEARCH):
                 return None
             if process is None or not self._kernel.holds(process.parent, inode):
@@ -195,11 +190,6 @@ def _unchanged(process: LiveProcess, proven: Principal | None) -> Sender:
     return NO_SENDER
 
 
-def drops(root: Principal, other: Principal | None) -> bool:
-    """True if root of the same host or container can have become ``other``."""
-    return root.user == 0 and other is not None and other._replace(user=0) == root
-
-
 def _started_before(accepted: int, process: LiveProcess, now: Instant) -> bool:
     return process.born <= accepted + now.asleep + _TICK
 
@@ -215,7 +205,7 @@ class ClaimVerifier:
 
     def __init__(
         self,
-        kernel: ProcessLookup,
+        kernel: RequestLookup,
         containers: ContainerProcesses,
         starts: StartTimeMatcher,
         forwarders: FairPool[Consumer],
@@ -313,7 +303,7 @@ class ClaimVerifier:
 
     def _copied_ancestors(self, process: LiveProcess) -> Iterator[LiveProcess]:
         """The ancestors with the same memory, from forks without exec, the nearest first."""
-        for _ in range(_MAX_ANCESTORS):
+        for _ in range(MAX_ANCESTORS):
             parent = self._kernel.look(process.parent) if process.copied else None
             if parent is None:
                 return
@@ -370,25 +360,9 @@ class ClaimVerifier:
 
     def _remember_forwarder(self, sender: LiveProcess, other: LiveProcess) -> None:
         """Unless ``other`` is the sender or a forked copy of it that inherited its connection."""
-        if sender.consumer not in {one.consumer for one in (other, *self._copied_ancestors(other))}:
+        own = {one.consumer for one in (other, *self._copied_ancestors(other))}
+        if sender.consumer not in own and not self._kernel.unsure:
             self._forwarders.admit(sender.consumer, share_path(sender.principal))
-
-
-def may_name(kernel: ProcessLookup, sender: Sender, found: LiveProcess) -> bool:
-    """True if the sender may name ``found`` as the process of its spans.
-
-    Processes of its principal, or workers of root's process that have dropped their privileges.
-    """
-    principal = sender.principal
-    if principal is None or found.principal is None:
-        return False
-    if found.principal == principal:
-        return True
-    return (
-        sender.process is not None
-        and drops(principal, found.principal)
-        and _descends(kernel, found, sender.process)
-    )
 
 
 def _is_of_container(principal: Principal | None, container: str) -> bool:
@@ -396,17 +370,6 @@ def _is_of_container(principal: Principal | None, container: str) -> bool:
     return principal is not None and bool(
         principal.pod or is_same_container(principal.container, container)
     )
-
-
-def _descends(kernel: ProcessLookup, process: LiveProcess, ancestor: LiveProcess) -> bool:
-    for _ in range(_MAX_ANCESTORS):
-        if process.consumer == ancestor.consumer:
-            return True
-        parent = kernel.look(process.parent)
-        if parent is None or parent.born > process.born:
-            return False
-        process = parent
-    return False
 
 
 # --------------------------------------------------------------------------------- identities
@@ -496,10 +459,11 @@ class IdentityResolver:
     def announcer(self, pid: int, proven: Principal) -> Consumer | Outcome | None:
         """The process of ``pid``, which connected as ``proven``; None if it has ended.
 
-        NOT_BELIEVED if it has another principal now.
+        None too if it cannot be read for want of descriptors or memory. NOT_BELIEVED if it has
+        another principal now.
         """
-        process = self._kernel.look(pid)
-        if process is None:
+        before, process = self._kernel.shortage, self._kernel.look(pid)
+        if process is None or self._kernel.shortage is not before:
             return None
         unchanged = _unchanged(process, proven) is not NO_SENDER
         return process.consumer if unchanged else Outcome.NOT_BELIEVED
@@ -509,11 +473,15 @@ class IdentityResolver:
         same = self._kernel.identify(consumer.pid) == consumer
         return self._kernel.principal(consumer.pid) if same else None
 
-    def may_announce(self, sender: Sender, announcer: Consumer) -> bool:
-        """True if ``announcer``, of another principal, is a worker of the sender's process."""
-        found = self._kernel.look(announcer.pid)
+    def may_announce(self, sender: Sender, announcer: Consumer) -> bool | None:
+        """True if ``announcer``, of another principal, is a worker of the sender's process.
+
+        None if that cannot be read for want of descriptors or memory.
+        """
+        before, found = self._kernel.shortage, self._kernel.look(announcer.pid)
         same = found is not None and found.consumer == announcer
-        return same and found is not None and may_name(self._kernel, sender, found)
+        allowed = same and found is not None and may_name(self._kernel, sender, found)
+        return allowed if allowed or self._kernel.shortage is before else None
 
     def resolve(self, peer: Peer, claims: Iterable[ResourceClaim]) -> tuple[SpanIdentity, ...]:
         """The process of the spans of each resource in one request of ``peer``."""
@@ -538,7 +506,11 @@ class IdentityResolver:
     def _checked(
         self, peer: Peer, claim: ResourceClaim, known: _CachedIdentity | None
     ) -> _CachedIdentity | None:
-        """The identity, renewed or resolved; None if the owner's time for checks is spent."""
+        """The identity, renewed or resolved; None if the owner's time for checks is spent.
+
+        Without descriptors or memory nothing is proven or refuted: a verified identity stays, and
+        another one is unknown and resolved again by the next request.
+        """
         with self._checks as allowed:
             if not allowed:
                 return None
@@ -549,6 +521,8 @@ class IdentityResolver:
                 identity = self._verified(peer, claim, now)
                 ttl = CERTAIN_TTL if isinstance(identity.found, Consumer) else UNCERTAIN_TTL
                 cached = _CachedIdentity(identity, now.mono, now.mono + ttl)
+            if self._request.unsure:
+                return _presumed(peer, known, now.mono)
             self._identities.store((peer, claim), cached, peer.quota_owner, now.mono)
         return cached
 
@@ -571,11 +545,10 @@ class IdentityResolver:
         found = known.identity.found
         present = self._request.identify(found.pid)
         if present == found:
-            # A connection of unknown age may be another one by now.
-            stale = peer.accepted is None and now - known.resolved_at >= UNKNOWN_AGE
+            stale = _is_stale(peer, known, now)
             ambiguous = claim.pid is None and self._claims.is_forwarder(found)
             changed = self._request.principal(found.pid) != principal or self._has_changed(sender)
-            kept = known._replace(until=now + CERTAIN_TTL)
+            kept = known._replace(until=now + CERTAIN_TTL, ended_at=None)
             return None if stale or ambiguous or changed else kept
         ended_at = now if known.ended_at is None else known.ended_at
         if present is None and now - ended_at < KEEP_AFTER_EXIT:
@@ -588,6 +561,21 @@ class IdentityResolver:
         if process is None or self._request.identify(process.consumer.pid) != process.consumer:
             return False
         return self._request.principal(process.consumer.pid) != sender.principal
+
+
+def _presumed(peer: Peer, known: _CachedIdentity | None, now: int) -> _CachedIdentity:
+    """The verified identity, if there is one, while nothing can be read."""
+    verified = known is not None and isinstance(known.identity.found, Consumer)
+    if known is not None and verified and not _is_stale(peer, known, now):
+        return known
+    unix = Sender(None, peer.principal, peer.forwards)
+    sender = unix if peer.address is None else NO_SENDER
+    return _CachedIdentity(SpanIdentity(Outcome.UNKNOWN_PROCESS, sender=sender), now, now)
+
+
+def _is_stale(peer: Peer, known: _CachedIdentity, now: int) -> bool:
+    """True for a connection of unknown age, which may be another one by now."""
+    return peer.accepted is None and now - known.resolved_at >= UNKNOWN_AGE
 
 
 def _read(claim: ResourceClaim) -> ResourceClaim:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from wattspan.model import MILLISECOND, SECOND, Consumer, Instant, Principal
 from wattspan.ports import Clock
@@ -17,8 +17,14 @@ from wattspan.sharing.fair_pool import SharePath, share_path
 
 
 class ProcessLookup(Protocol):
-    """Process lookups; None for an ended or hidden process (``ProcessInspector``)."""
+    """Process lookups; None for an ended or hidden process (``ProcessInspector``).
 
+    ``shortage`` is the last error of a lookup without descriptors or memory, each another object:
+    its answer proves nothing.
+    """
+
+    @property
+    def shortage(self) -> OSError | None: ...
     def identify(self, pid: int) -> Consumer | None: ...
     def look(self, pid: int) -> LiveProcess | None: ...
     def pids(self) -> list[int]: ...
@@ -37,6 +43,7 @@ class RequestLookup:
     """
 
     def __init__(self, kernel: ProcessLookup) -> None:
+        self._kernel, self._before = kernel, kernel.shortage
         self.look = cache(kernel.look)
         self.identify = cache(kernel.identify)
         self.principal = cache(kernel.principal)
@@ -44,10 +51,71 @@ class RequestLookup:
         self.socket_principal = kernel.socket_principal
         self.owner_of, self.holds = kernel.owner_of, kernel.holds
 
+    @property
+    def shortage(self) -> OSError | None:
+        return self._kernel.shortage
+
+    @property
+    def unsure(self) -> bool:
+        """True if a lookup of this request has failed for want of descriptors or memory."""
+        return self.shortage is not self._before
+
     def forget(self) -> None:
         """Read every process anew."""
+        self._before = self.shortage
         for answers in self.look, self.identify, self.principal:
             answers.cache_clear()
+
+
+MAX_ANCESTORS = 64
+"""Ancestors of a process that are looked at."""
+
+
+class Sender(NamedTuple):
+    """The evidence of the kernel. ``principal`` is None for an unknown one, perhaps remote.
+
+    ``forwards``: the sender may name processes of any principal.
+    """
+
+    process: LiveProcess | None
+    principal: Principal | None
+    forwards: bool = False
+
+
+NO_SENDER = Sender(None, None)
+
+
+def drops(root: Principal, other: Principal | None) -> bool:
+    """True if root of the same host or container can have become ``other``."""
+    return root.user == 0 and other is not None and other._replace(user=0) == root
+
+
+def may_name(kernel: ProcessLookup, sender: Sender, found: LiveProcess) -> bool:
+    """True if the sender may name ``found`` as the process of its spans.
+
+    Processes of its principal, or workers of root's process that have dropped their privileges.
+    """
+    principal = sender.principal
+    if principal is None or found.principal is None:
+        return False
+    if found.principal == principal:
+        return True
+    return (
+        sender.process is not None
+        and drops(principal, found.principal)
+        and _descends(kernel, found, sender.process)
+    )
+
+
+def _descends(kernel: ProcessLookup, process: LiveProcess, ancestor: LiveProcess) -> bool:
+    for _ in range(MAX_ANCESTORS):
+        if process.consumer == ancestor.consumer:
+            return True
+        parent = kernel.look(process.parent)
+        if parent is None or parent.born > process.born:
+            return False
+        process = parent
+    return False
 
 
 _MAX_DEBTORS = 256
@@ -196,7 +264,7 @@ class ContainerProcesses:
     The path of a nested container has both ids: a process of the inner one belongs to both.
     """
 
-    def __init__(self, kernel: ProcessLookup, clock: Clock, budget: LookupBudget) -> None:
+    def __init__(self, kernel: RequestLookup, clock: Clock, budget: LookupBudget) -> None:
         self._kernel = kernel
         self._clock = clock
         self._budget = budget
@@ -244,7 +312,10 @@ class ContainerProcesses:
             return [found for pid in pids if (found := kernel.look(pid)) is not None]
 
     def _search(self) -> bool:
-        """Read the cgroup of every process, unless that was done within ``CACHE_TTL``."""
+        """Read the cgroup of every process, unless that was done within ``CACHE_TTL``.
+
+        A result that may lack processes is not used again.
+        """
         now = self._clock.monotonic()
         if self._searched_at is not None and now - self._searched_at < CACHE_TTL:
             return True
@@ -255,7 +326,8 @@ class ContainerProcesses:
                     for whole in container_ids(text := self._kernel.cgroup(pid) or ""):
                         pids[whole[:_SHORT_ID_LENGTH]].append(pid)
                         pids[text.partition(whole)[0]].append(pid)
-                self._pids, self._searched_at = dict(pids), now
+                self._pids = dict(pids)
+                self._searched_at = None if self._kernel.unsure else now
         return allowed
 
 

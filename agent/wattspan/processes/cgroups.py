@@ -91,15 +91,21 @@ def is_host_root(hierarchy: CgroupHierarchy) -> bool:
     return (hierarchy.root / "cgroup.sane_behavior").exists()
 
 
-def walk_cgroups(mount: str, most: int = MAX_CGROUP_DIRECTORIES) -> Iterator[tuple[str, int]]:
+def walk_cgroups(
+    mount: str,
+    most: int = MAX_CGROUP_DIRECTORIES,
+    note: Callable[[OSError], object] = lambda _: None,
+) -> Iterator[tuple[str, int]]:
     """Paths below ``mount`` and inodes of at most ``most`` cgroups; "" is the root.
 
     Those that root named come before those of users, the outer ones first. A user has a tenth at
-    most: many directories of one hide none of another.
+    most: many directories of one hide none of another. ``note`` gets the errors of directories that
+    are left out.
     """
     try:
         yield "", os.stat(mount).st_ino  # noqa: PTH116 - a bare string
-    except OSError:
+    except OSError as error:
+        note(error)
         return
     queue, of_users = deque([("", 0)]), deque[tuple[str, int]]()
     seen, held = 1, Counter[int]()
@@ -115,7 +121,8 @@ def walk_cgroups(mount: str, most: int = MAX_CGROUP_DIRECTORIES) -> Iterator[tup
                     (f"{path}/{one.name}", author or _owner(one), one.inode())
                     for one in islice(folders, room)
                 ]
-        except OSError:
+        except OSError as error:
+            note(error)
             continue
         seen += len(some)
         held[author] += len(some)

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -63,7 +64,9 @@ class SocketOwner(NamedTuple):
 class TcpConnections:
     """The TCP connections of this network namespace, from either end."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[OSError], object] = lambda _: None) -> None:
+        """``note`` is told why the kernel does not answer."""
+        self._note = note
         self._link: socket.socket | None = None
         self._sequence = 0
 
@@ -82,7 +85,8 @@ class TcpConnections:
                 self._link = open_netlink(_SOCK_DIAG)
                 self._link.settimeout(_REPLY_TIMEOUT)
             found = self.find(self._link, here, there)
-        except OSError:
+        except OSError as error:
+            self._note(error)
             self.close()
             return None
         return found if found is not None and found.inode else None
@@ -173,7 +177,7 @@ class ProcessInspector(ProcFs):
     ) -> None:
         super().__init__(root)
         self._principals = principals or PrincipalResolver()
-        self._connections = TcpConnections()
+        self._connections = TcpConnections(self._note)
 
     def look(self, pid: int) -> LiveProcess | None:
         """The present process of ``pid``, with its users and namespaces."""
@@ -184,12 +188,13 @@ class ProcessInspector(ProcFs):
         users, text = _numbers(status, b"\nUid:"), self.cgroup(pid)
         if len(users) < 4:
             return None
+        proven = None if text is None else self._proven(text, users[1])
         return LiveProcess(
             Consumer(pid, stat.started),
             stat.parent,
             stat.started * TICK,
             frozenset(users),
-            None if text is None else self._principals.principal(text, users[1]),
+            proven,
             _numbers(status, b"\nNSpid:") or (pid,),
             stat.copied,
             stat.kernel,
@@ -198,11 +203,26 @@ class ProcessInspector(ProcFs):
 
     def principal(self, pid: int) -> Principal | None:
         """The principal of the present process of ``pid``; None if the kernel proves none."""
-        return self._principals.of_process(self, pid)
+        user, text = self.user_id(pid), self.cgroup(pid)
+        return None if text is None else self._proven(text, user)
+
+    def _proven(self, cgroup_text: str, user: int | None) -> Principal | None:
+        before = self._principals.shortages
+        proven = self._principals.principal(cgroup_text, user)
+        self._note_since(before)
+        return proven
+
+    def _note_since(self, before: tuple[OSError | None, ...]) -> None:
+        for old, new in zip(before, self._principals.shortages, strict=True):
+            if new is not None and new is not old:
+                self._note(new)
 
     def socket_principal(self, owner: SocketOwner) -> Principal | None:
         """The principal of the user and the cgroup of a socket; None for an unknown cgroup."""
-        return self._principals.of_socket(owner.user, owner.cgroup)
+        before = self._principals.shortages
+        proven = self._principals.of_socket(owner.user, owner.cgroup)
+        self._note_since(before)
+        return proven
 
     def owner_of(self, end: Endpoint, other: Endpoint) -> SocketOwner | None:
         """The owner of the socket at ``end``; see `TcpConnections.owner_of`."""
@@ -220,14 +240,15 @@ class ProcessInspector(ProcFs):
                 descriptors = [one.path for one in islice(entries, _MAX_DESCRIPTORS)]
         except FileNotFoundError:
             return False
-        except OSError:
+        except OSError as error:
+            self._note(error)
             return None
         for descriptor in descriptors:
             try:
                 if os.readlink(descriptor) == name:  # noqa: PTH115 - a bare string
                     return True
-            except OSError:
-                continue  # closed meanwhile
+            except OSError as error:
+                self._note(error)  # else it was closed meanwhile
         return False
 
     def close(self) -> None:

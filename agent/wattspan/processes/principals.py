@@ -29,6 +29,7 @@ from wattspan.processes.cgroup_names import (
 )
 from wattspan.processes.cgroups import walk_cgroups
 from wattspan.processes.procfs import ProcFs
+from wattspan.util.files import shortage_remedy
 from wattspan.util.text import MAX_USER, clean_label
 from wattspan.util.unix_sockets import LOOK_UP_AGAIN, user_name
 
@@ -55,6 +56,8 @@ class CgroupDirectories:
         self._mounts: dict[str, str | None] = {}
         self._parts: set[str] = set()  # mounts without the mark of the root of a hierarchy
         self._paths: dict[int, str] = {}
+        self.shortage: OSError | None = None
+        """The last error of a walk without descriptors or memory."""
 
     def authors(self, controllers: str, parts: Sequence[str]) -> tuple[int, ...] | None:
         """The user who could name each directory of a path; None for a hidden hierarchy.
@@ -125,9 +128,14 @@ class CgroupDirectories:
             return None
         path = self._paths.get(cgroup)
         if path is None or _inode(mount + path) != cgroup:
-            self._paths = {inode: below or "/" for below, inode in walk_cgroups(mount)}
+            walked = walk_cgroups(mount, note=self._note)
+            self._paths = {inode: below or "/" for below, inode in walked}
             path = self._paths.get(cgroup)
         return path
+
+    def _note(self, error: OSError) -> None:
+        if shortage_remedy(error):
+            self.shortage = OSError(error.errno, error.strerror)
 
     def _mount(self, controllers: str) -> str | None:
         """The directory of a hierarchy; None if the host's is not mounted here."""
@@ -193,6 +201,8 @@ class SubordinateUsers:
         self._owners: dict[str, int] = {}  # by name, as the file has them now
         self._stamp: tuple[int, int] | None = None
         self._ranges: tuple[_Range, ...] = ()
+        self.shortage: OSError | None = None
+        """The last error of a read without descriptors or memory, which keeps what is known."""
 
     def owner_of(self, uid: int) -> int:
         """The user who owns ``uid``; ``uid`` itself if it is no subuid.
@@ -215,8 +225,11 @@ class SubordinateUsers:
             if stamp == self._stamp and self._now() < self._again:
                 return
             text = self._file.read_text("utf-8", "replace")
-        except OSError:
-            self._stamp, self._ranges = None, ()
+        except OSError as error:
+            if shortage_remedy(error):
+                self.shortage = OSError(error.errno, error.strerror)
+            else:
+                self._stamp, self._ranges = None, ()
             return
         if stamp != self._stamp:
             self._owners.clear()
@@ -263,6 +276,12 @@ class PrincipalResolver:
         directories = CgroupDirectories.of_host()
         slurm = SlurmJobs(ProcFs())
         return cls(directories, SubordinateUsers(), slurm, pods_by_user=pods_by_user)
+
+    @property
+    def shortages(self) -> tuple[OSError | None, ...]:
+        """The last errors without descriptors or memory: another object for each."""
+        parts = (self._directories, self._subordinates)
+        return tuple(None if one is None else one.shortage for one in parts)
 
     def owner_of(self, uid: int) -> int:
         """The user to whom ``uid`` belongs."""

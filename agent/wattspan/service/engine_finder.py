@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from wattspan.config import ServingEngineSettings
 from wattspan.http.sockets import Peer
-from wattspan.ingest.identity_verification import Sender, SenderResolver
-from wattspan.ingest.process_lookups import LookupBudget, RequestLookup
+from wattspan.ingest.identity_verification import SenderResolver
+from wattspan.ingest.process_lookups import LookupBudget, RequestLookup, Sender
 from wattspan.model import (
     MILLISECOND,
     SECOND,

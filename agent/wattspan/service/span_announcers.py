@@ -170,7 +170,7 @@ class SpanAnnouncers:
         if not others:
             return claimed
         found: list[Consumer | Outcome] = []
-        allowed: dict[Consumer, bool] = {}
+        allowed: dict[Consumer, bool | None] = {}
         conflict = False
         for span in spans:
             announcers = [one for of in others if (one := of.sender(span, claimed)) is not None]
@@ -179,8 +179,9 @@ class SpanAnnouncers:
                 if one not in allowed:
                     allowed[one] = self._resolver.may_announce(sender, one)
             workers = [one for one in announcers if allowed[one]]
-            conflict = conflict or len(workers) < len(announcers)
-            found.append(workers[0] if workers else claimed)
+            conflict = conflict or any(allowed[one] is False for one in announcers)
+            unread = any(allowed[one] is None for one in announcers)
+            found.append(workers[0] if workers else Outcome.UNKNOWN_PROCESS if unread else claimed)
         self.conflicts += conflict
         return _one(found)
 

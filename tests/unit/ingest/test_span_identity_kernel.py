@@ -1,12 +1,15 @@
 """Samples of the kernel's files about sockets and processes."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from testbed.descriptors import no_free_descriptor
 
 from wattspan.model import Consumer
-from wattspan.processes.inspector import ProcessInspector, TcpConnections
+from wattspan.processes.inspector import ProcessInspector, SocketOwner, TcpConnections
+from wattspan.processes.principals import CgroupDirectories, PrincipalResolver
 
 
 @pytest.mark.parametrize("end", [("127.0.0.1", 1), ("192.0.2.1", 40000), ("sock", 1), ("", 0)])
@@ -69,3 +72,37 @@ def test_thread_or_partial_process_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "50/status").unlink()
     assert ProcessInspector(tmp_path).look(50) is None
     assert ProcessInspector(tmp_path).look(51) is None
+
+
+def test_each_lookup_without_a_free_descriptor_is_a_shortage() -> None:
+    inspector, own = ProcessInspector(), os.getpid()
+    here = "127.0.0.1"
+    lookups: list[Callable[[], object]] = [
+        inspector.pids,
+        lambda: inspector.look(own),
+        lambda: inspector.principal(own),
+        lambda: inspector.holds(own, 1),
+        lambda: inspector.owner_of((here, 1), (here, 2)),
+    ]
+    with no_free_descriptor(own):
+        for look in lookups:
+            before = inspector.shortage
+            assert not look()
+            assert inspector.shortage is not before
+    inspector.close()
+
+
+def test_cgroup_of_a_socket_that_is_not_found_without_descriptors_is_a_shortage(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "cgroup.controllers").touch()
+    (tmp_path / "app.service").mkdir()
+    cgroup = (tmp_path / "app.service").stat().st_ino
+    principals = PrincipalResolver(CgroupDirectories(tmp_path))
+    inspector, owner = ProcessInspector(principals=principals), SocketOwner(1000, 1, cgroup)
+    with no_free_descriptor(os.getpid()):
+        assert inspector.socket_principal(owner) is None
+        assert inspector.shortage is not None
+    before = inspector.shortage
+    assert inspector.socket_principal(owner) is not None
+    assert inspector.shortage is before

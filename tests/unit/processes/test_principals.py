@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from testbed.descriptors import no_free_descriptor
 
 from wattspan.model import HOST_ROOT, Group, GroupKind, Principal
 from wattspan.processes.principals import (
@@ -179,6 +181,16 @@ def test_subuids_count_as_their_owner(subuid: Path) -> None:
 def test_subuids_of_root_are_one_principal_and_not_root(subuid: Path) -> None:
     users = SubordinateUsers(subuid)
     assert users.owner_of(500_001) == users.owner_of(565_535) == 500_000
+
+
+def test_subuids_stay_known_without_a_free_descriptor(subuid: Path) -> None:
+    users = SubordinateUsers(subuid)
+    assert users.owner_of(100_000) == ALICE
+    subuid.write_text(f"{BOB}:100000:65536\n# longer than before, so that the stamp differs\n")
+    with no_free_descriptor(os.getpid()):
+        assert users.owner_of(100_000) == ALICE
+    assert users.shortage is not None
+    assert users.owner_of(100_000) == BOB
 
 
 def test_changed_file_of_subuids_is_read_again(subuid: Path) -> None:

@@ -37,6 +37,8 @@ Answer = HttpAnswer | Exception
 class Kernel:
     """The processes of a host, and the one that holds the other end of each connection."""
 
+    shortage: OSError | None = None
+
     def __init__(self, host: TokenHost, listener: str | None) -> None:
         self.host, self.listener = host, listener
         self.visible = self.proven = True

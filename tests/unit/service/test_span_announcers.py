@@ -101,6 +101,20 @@ def test_worker_that_dropped_privileges_announces_on_the_connection_of_its_root(
     assert host.senders(identity, *SPANS[:2]) == [worker.consumer, master.consumer]
 
 
+def test_worker_is_unknown_and_not_forgotten_without_descriptors(host: Host) -> None:
+    master = host.kernel.born(50, user=0)
+    worker = host.kernel.born(51, user=33, parent=50)
+    identity = host.sent(master)
+    host.announce(worker, SPANS[0])
+    host.clock.advance(ns=CHECK_EVERY)
+    host.kernel.fails = lambda: True
+    assert host.senders(identity, SPANS[0]) == [Outcome.UNKNOWN_PROCESS]
+    assert host.announce(worker, SPANS[1])
+    host.kernel.fails = lambda: False
+    assert host.senders(identity, *SPANS[:2]) == [worker.consumer] * 2
+    assert host.announcers.conflicts == 0
+
+
 def test_process_that_changed_its_principal_announces_nothing(host: Host) -> None:
     app = host.kernel.born(50, user=ATTACKER)
     assert host.announce(app, SPANS[0])
