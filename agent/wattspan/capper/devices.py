@@ -556,7 +556,7 @@ def most_telling(errors: Sequence[ActuatorError]) -> ActuatorError:
 
 
 def isolate_actuators(
-    actuators: Sequence[SlottedActuator], clock: Clock
+    actuators: Sequence[SlottedActuator], clock: Clock, deadline: int = CALL_TIMEOUT
 ) -> tuple[IsolatedActuator, ...]:
     """``actuators``, none of which has been used yet, with every call in a worker process.
 
@@ -572,7 +572,7 @@ def isolate_actuators(
             drivers.append([actuator])
     pools: dict[Knob, list[WorkerPool]] = {}
     for driver in drivers:
-        pool = WorkerPool(driver, clock)
+        pool = WorkerPool(driver, clock, deadline)
         for actuator in driver:
             pools.setdefault(actuator.knob, []).append(pool)
     return tuple(IsolatedActuator(knob, *those) for knob, those in pools.items())
