@@ -41,6 +41,7 @@ from wattspan.inference.token_power import (
     Place,
     TokenPowerModel,
     TokenWork,
+    expected_energies,
 )
 from wattspan.model import MILLISECOND, SECOND, Microjoules, ModelEnum
 from wattspan.spans.interval_pool import CounterStep
@@ -181,22 +182,6 @@ class _OpenRequest:
 
     def overlaps(self, start: int, end: int) -> bool:
         return self.request.start < end and self.request.end >= start
-
-
-class _Weights(NamedTuple):
-    """Expected energies of a step in microjoules: of each request's prompt and rest, and idle.
-
-    ``learned`` are the places with identified coefficients. ``rest``: other requests have the rest.
-    """
-
-    requests: Sequence[tuple[float, float]]
-    idle: float
-    learned: frozenset[Place]
-    rest: bool
-
-    @property
-    def whole(self) -> float:
-        return self.idle + sum(map(sum, self.requests))
 
 
 class RequestDivision:
@@ -476,7 +461,7 @@ class RequestDivision:
         names = [each.request.cost_model for each in inside]
         places = list(map(model.place, names))
         # Before it is learned: the step must not be divided by its own energy.
-        weights = _weights(model, places, works, step)
+        weights = expected_energies(model, places, works, energy, end - start)
         model.learn(_sums(names, works), energy, end - start)
         whole = weights.whole
         parts = [round(each * _RESOLUTION) for each in (weights.idle, *map(sum, weights.requests))]
@@ -556,38 +541,3 @@ def _edge_variance(each: _OpenRequest, step: CounterStep, share: int) -> float:
     edges = (step.start < begin <= step.end) + (step.start < until <= step.end)
     time = min(step.end, until) - max(step.start, begin)
     return edges * (share * _EDGE_TIME / max(time, _EDGE_TIME)) ** 2
-
-
-def _weights(
-    model: TokenPowerModel,
-    places: Sequence[Place],
-    works: Sequence[TokenWork],
-    step: CounterStep,
-) -> _Weights:
-    """The expected energies of a step; models that are not identified have the rest by tokens."""
-    seconds = (step.end - step.start) / SECOND
-    idle = model.idle_power * max(0.0, seconds - sum(work.active for work in works))
-    learned = frozenset(place for place in set(places) if model.identified([place]))
-    parts = [
-        model.coefficients(place).parts(work) if place in learned else (0.0, 0.0)
-        for place, work in zip(places, works, strict=True)
-    ]
-    if learned.issuperset(places):
-        return _Weights(parts, idle, learned, rest=False)
-    if not learned:
-        idle = min(idle, step.energy)
-    rest = max(0.0, step.energy - idle - sum(map(sum, parts)))
-    others = [
-        (0.0, 0.0) if place in learned else (work.prefill, work.decode)
-        for place, work in zip(places, works, strict=True)
-    ]
-    tokens = sum(map(sum, others))
-    if not tokens:
-        others = [
-            (0.0, 0.0 if place in learned else work.active)
-            for place, work in zip(places, works, strict=True)
-        ]
-        tokens = sum(map(sum, others))
-    scale = rest / tokens if tokens else 0.0
-    shares = [(a + scale * c, b + scale * d) for (a, b), (c, d) in zip(parts, others, strict=True)]
-    return _Weights(shares, idle, learned, rest=scale > 0)

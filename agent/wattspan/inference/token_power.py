@@ -497,3 +497,58 @@ class TokenPowerModel:
                 for i, row in enumerate(found)
             ]
         return self._covariances
+
+
+class ExpectedEnergies(NamedTuple):
+    """Expected energies of a step in microjoules: of each request's prompt and rest, and idle.
+
+    ``learned`` are the places with identified coefficients. ``rest``: other requests have the rest.
+    """
+
+    requests: Sequence[tuple[float, float]]
+    idle: float
+    learned: frozenset[Place]
+    rest: bool
+
+    @property
+    def whole(self) -> float:
+        return self.idle + sum(map(sum, self.requests))
+
+
+def expected_energies(
+    model: TokenPowerModel,
+    places: Sequence[Place],
+    works: Sequence[TokenWork],
+    energy: int,
+    length: int,
+) -> ExpectedEnergies:
+    """The expected energies of a step of ``length`` nanoseconds, which has ``energy``.
+
+    Models that are not identified have the rest by tokens.
+    """
+    seconds = length / SECOND
+    idle = model.idle_power * max(0.0, seconds - sum(work.active for work in works))
+    learned = frozenset(place for place in set(places) if model.identified([place]))
+    parts = [
+        model.coefficients(place).parts(work) if place in learned else (0.0, 0.0)
+        for place, work in zip(places, works, strict=True)
+    ]
+    if learned.issuperset(places):
+        return ExpectedEnergies(parts, idle, learned, rest=False)
+    if not learned:
+        idle = min(idle, energy)
+    rest = max(0.0, energy - idle - sum(map(sum, parts)))
+    others = [
+        (0.0, 0.0) if place in learned else (work.prefill, work.decode)
+        for place, work in zip(places, works, strict=True)
+    ]
+    tokens = sum(map(sum, others))
+    if not tokens:
+        others = [
+            (0.0, 0.0 if place in learned else work.active)
+            for place, work in zip(places, works, strict=True)
+        ]
+        tokens = sum(map(sum, others))
+    scale = rest / tokens if tokens else 0.0
+    shares = [(a + scale * c, b + scale * d) for (a, b), (c, d) in zip(parts, others, strict=True)]
+    return ExpectedEnergies(shares, idle, learned, rest=scale > 0)
