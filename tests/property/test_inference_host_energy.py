@@ -117,3 +117,143 @@ def test_periods_between_readings_have_the_energy_of_the_counter(
     assert sum(energy for energy, *_ in periods) == sum(energies)
     assert all(energy >= 0 for energy, *_ in periods)
     assert sum(missing for *_, missing in periods) == 0
+
+
+PAYERS, SECONDS = "abcd", 24
+
+
+def _joules(payer: str, second: int) -> int:
+    """The energy of a process in a step: one digit of a number of base four."""
+    return 4 ** (PAYERS.index(payer) * SECONDS + second)
+
+
+class _Engines:
+    """Engines that read in each turn all steps of their processes again, those before included."""
+
+    def __init__(self, members: dict[str, frozenset[str]]) -> None:
+        self.division = RequestDivision(lambda _: TokenPowerModel())
+        self.members, self.seconds = members, 0
+        self._shares = Counter[str]()
+
+    def forget(self, engine: str) -> frozenset[str]:
+        self.division.forget(engine)
+        return self.members.pop(engine)
+
+    def merge(self, engine: str, into: str) -> None:
+        self.division.merge(engine, into)
+        self.members[into] |= self.members.pop(engine)
+
+    def turn(self, hold: int, requests: list[tuple[int, int]], silent: str = "") -> None:
+        """Read one more step, and receive requests, each from and to a number of seconds ago.
+
+        The engine ``silent`` reads none: it has no GPU.
+        """
+        self.seconds += 1
+        now = self.seconds * SECOND
+        for (first, last), engine in zip(requests, self.members, strict=False):
+            times = now - first * SECOND, now - min(first, last) * SECOND
+            one = InferenceRequest.of(b"r" * 8, *times, (10, 20), InferenceDetails("m"))
+            self.division.add([one], now, engine=engine)
+        for engine, members in self.members.items():
+            self.division.assign(engine, frozenset(), None, members)
+        for engine, members in self.members.items():
+            if engine == silent:
+                continue
+            steps = [
+                CounterStep(
+                    i * SECOND, (i + 1) * SECOND, sum(_joules(one, i) for one in members), False
+                )
+                for i in range(min(self.seconds, SECONDS))
+            ]
+            self.division.add_host_steps(engine, dict.fromkeys(COUNTERS[1:3], steps), 0)
+        self._settle(now - hold * SECOND)
+
+    def _settle(self, now: int) -> None:
+        settled = self.division.settle(now)
+        self._shares.update(settled.host_idle)
+        for each in settled.requests:
+            self._shares.update(each.host.energy)
+
+    def counts(self) -> list[set[int]]:
+        """How often a step of a process was divided, for each part of the energy."""
+        self._settle(1000 * SECOND)
+        wholes, digits = (
+            map(self._shares.__getitem__, ("cpu", "memory")),
+            range(len(PAYERS) * SECONDS),
+        )
+        return [{whole >> 2 * digit & 3 for digit in digits} for whole in wholes]
+
+
+_holds = st.sampled_from([0, 3, 9, 40])  # with the longest, no step is divided before the end
+_ages = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=3)
+_places = st.tuples(*[st.sampled_from(["x", "y", "z", ""])] * len(PAYERS))
+
+
+@given(
+    turns=st.lists(
+        st.tuples(_places, st.booleans(), _holds, _ages, st.sampled_from("xyz-")), max_size=SECONDS
+    ),
+    restarted=st.sets(st.integers(0, SECONDS)),
+)
+def test_no_joule_of_a_process_is_divided_twice_wherever_it_goes(
+    turns: list[tuple[tuple[str, ...], bool, int, list[tuple[int, int]], str]], restarted: set[int]
+) -> None:
+    engines = _Engines({"x": frozenset(PAYERS)})
+    engines.turn(40, [])
+    for number, (places, merges, hold, ages, silent) in enumerate(turns):
+        former = {*engines.members}
+        if number in restarted:
+            for engine, own in engines.members.items():
+                engines.division.restart_host(engine, own, ())
+        for engine in sorted(former - {*places}):
+            others = [one for one in engines.members if one != engine]
+            if merges and others:
+                engines.merge(engine, others[0])
+            else:
+                engines.forget(engine)
+        engines.members = {
+            engine: frozenset(
+                payer for payer, place in zip(PAYERS, places, strict=True) if place == engine
+            )
+            for engine in sorted({*places} - {""})
+        }
+        engines.turn(hold, ages, silent)
+    assert all(counts <= {0, 1} for counts in engines.counts())
+
+
+_choices = st.tuples(st.integers(0, 9), st.integers(0, 9))
+
+
+@given(
+    turns=st.lists(
+        st.tuples(st.sampled_from(["forget", "part", "move", "merge", "early"]), _choices, _ages),
+        min_size=SECONDS,
+        max_size=SECONDS,
+    ),
+    hold=_holds,
+)
+def test_each_joule_of_a_process_that_has_an_engine_is_divided_once(
+    turns: list[tuple[str, tuple[int, int], list[tuple[int, int]]]], hold: int
+) -> None:
+    engines = _Engines({"x": frozenset("ab"), "y": frozenset("c"), "z": frozenset("d")})
+    engines.turn(hold, [])
+    for number, (change, (first, second), ages) in enumerate(turns):
+        names = sorted(engines.members)
+        one, other = (names[choice % len(names)] for choice in (first, first + 1 + second))
+        own = sorted(engines.members[one])
+        if change == "forget":
+            gone = engines.forget(one)
+            engines.turn(hold, ages)
+            engines.members[one] = gone  # with the next request
+        elif change == "early":
+            engines.division.restart_host(one, engines.members[one], ())
+        elif change == "merge" and one != other:
+            engines.merge(one, other)
+        elif len(own) > 1 and one != other:
+            name = other if change == "move" else f"{number}"
+            engines.members[one] -= {own[0]}
+            engines.members[name] = engines.members.get(name, frozenset()) | {own[0]}
+        engines.turn(hold, ages)
+    for _ in range(2):
+        engines.turn(hold, [])
+    assert engines.counts() == [{1}, {1}]

@@ -32,7 +32,8 @@ from wattspan.inference.host_energy import (
     HostCounter,
     HostShare,
 )
-from wattspan.inference.requests import DecodeProgress, InferenceRequest, work_in
+from wattspan.inference.host_marks import ReadMarks
+from wattspan.inference.requests import MAX_ACTIVE, DecodeProgress, InferenceRequest, work_in
 from wattspan.inference.step_queue import StepQueue
 from wattspan.inference.token_power import (
     NO_TOKEN_ENERGY,
@@ -64,11 +65,8 @@ MAX_REQUESTS = 16_384
 """Requests that wait for their energy, max-min fair by owner and by engine; the oldest beyond an
 engine's part are settled at once."""
 
-MAX_ACTIVE = 4096
-"""Active requests of one step, max-min fair by engine; further ones have no energy of it."""
-
 BOARD_TIMEOUT = 10 * SECOND
-"""A board without steps for this time, beyond the hold, is not waited for."""
+"""A board without steps for this time, beyond the hold and one step, is not waited for."""
 
 # Standard deviations of the stated uncertainty: the model is simpler than an engine.
 _SURE = 2.5
@@ -200,6 +198,7 @@ class RequestDivision:
         self._since: int | None = None
         self._withdrawn = 0
         self._host_withdrawn = Counter[str]()
+        self._marks = ReadMarks()
         self.received = 0
         """The microjoules of all steps: the sum of requests, idle energy and waiting steps."""
 
@@ -235,11 +234,21 @@ class RequestDivision:
         front = min(divided, default=0)
         self._open += (_OpenRequest(each, own, each.end <= front) for each in requests)
 
-    def assign(self, engine: Hashable, boards: frozenset[Board], owner: Hashable = None) -> None:
-        """Set the boards of an engine of ``owner``, also for its waiting requests."""
+    def assign(
+        self,
+        engine: Hashable,
+        boards: frozenset[Board],
+        owner: Hashable = None,
+        members: frozenset[Hashable] = frozenset(),
+    ) -> None:
+        """Set the boards and processes of an engine of ``owner``, also for its waiting requests.
+
+        All engines are assigned before steps are added.
+        """
         own, known = self._engines.setdefault(engine, _Engine(owner)), self._boards
         joined = {name: known[name].received if name in known else 0 for name in boards}
         own.boards, own.joined = boards, joined | own.joined
+        own.host.assign(members, self._marks)
 
     def withdraw(self, requests: Iterable[InferenceRequest]) -> None:
         """Remove these very requests: they are none of the engine's, or other spans report them.
@@ -262,13 +271,13 @@ class RequestDivision:
                 if each.engine is part:
                     each.engine = whole
             whole.recent += part.recent
-            whole.host.merge(part.host)
+            self._host_withdrawn.update(whole.host.merge(part.host))
 
     def forget(self, engine: Hashable) -> None:
         """Release an engine; its requests remain. Idempotent."""
         known = self._engines.pop(engine, None)
         if known is not None:
-            known.host.rewind()  # nobody reads the rest of its steps
+            self._host_withdrawn.update(known.host.release(self._marks))
 
     def add_steps(self, boards: Mapping[Board, Sequence[CounterStep]]) -> None:
         """Add the newest steps of boards, in order of time; known ones are ignored.
@@ -295,9 +304,30 @@ class RequestDivision:
         ``since`` is the start of its first request, ``left`` the domains that others measure by
         now. The engine was assigned.
         """
-        self._engines[engine].host.add_steps(counters, since, left)
+        host = self._engines[engine].host
+        host.add_steps(counters, since, left, self._marks.latest(host.members))
 
-    def restart(self, boards: Iterable[Board], since: int, engine: Hashable = None) -> list[Board]:
+    def host_read_until(self, engine: Hashable, members: frozenset[Hashable]) -> int:
+        """The time from which an engine of these processes needs steps beyond its boards."""
+        marks, known = self._marks.latest(members), self._engines.get(engine)
+        until = min(marks.values(), default=0)
+        return until if known is None else max(until, known.host.read_until)
+
+    def restart_host(
+        self, engine: Hashable, members: frozenset[Hashable], kept: Collection[str]
+    ) -> set[str]:
+        """Forget the steps of an engine beyond its boards of which none was divided.
+
+        Returns their domains, whose steps are to be added again; ``kept`` are not read again.
+        """
+        known, marks = self._engines.get(engine), self._marks.latest(members)
+        return set() if known is None else known.host.restart(kept, marks)
+
+    def expire_marks(self, before: int) -> None:
+        """No step of a process from before a time will be added."""
+        self._marks.expire(before)
+
+    def restart(self, boards: Iterable[Board], since: int) -> list[Board]:
         """Forget the steps of an engine's boards of which none was divided; returns these boards.
 
         Their steps are to be added again, from ``since`` on: requests of an earlier time arrived.
@@ -305,12 +335,10 @@ class RequestDivision:
         fresh = []
         for name in boards:
             board = self._boards.get(name)
-            if board is not None and board.divided == board.began:
+            if board is not None and board.is_undivided:
                 self.received -= board.waiting
                 del self._boards[name]
                 fresh.append(name)
-        if engine in self._engines:
-            self._engines[engine].host.restart()
         self._since = since if self._since is None else min(self._since, since)
         return fresh
 

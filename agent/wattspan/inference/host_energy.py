@@ -12,12 +12,14 @@ by the attribution, so it is unknown where a counter is lost, or its idle power 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.attribution.division import split
+from wattspan.inference.host_marks import ReadMarks
 from wattspan.inference.requests import ActiveClock, InferenceRequest
 from wattspan.inference.step_queue import StepQueue
 from wattspan.model import SECOND, HwType
@@ -27,6 +29,7 @@ MOST_MISSING = 20
 """One part in so many of the time of a request of which the energy is known."""
 
 _MEMORY = 600.0  # seconds to which earlier time without requests fades
+_MAX_EARLY = 1024  # requests
 _RESOLUTION = 1 << 10  # parts of a microjoule in the weights of a division
 
 
@@ -71,28 +74,57 @@ class EngineHost:
     """
 
     def __init__(self) -> None:
+        self.members: frozenset[Hashable] = frozenset()
+        """The processes of the steps that are added."""
         self._queues: dict[HostCounter, StepQueue] = {}
         self._waiting: dict[HostCounter, _WaitingPower] = {}
         self._energies: dict[str, dict[int, int]] = {}  # by part and identity of the request
+        self._excluded: set[int] = set()  # identities of requests without a part of some step
+        # Requests that are final before the steps of their time.
+        self._early: deque[tuple[int, int]] = deque(maxlen=_MAX_EARLY)
         self._left: Collection[str] = ()  # domains
+
+    def assign(self, members: frozenset[Hashable], marks: ReadMarks) -> None:
+        """Set the processes; those that have left get ``marks`` of the steps that were added."""
+        if gone := self.members - members:
+            until: dict[Hashable, int] = {}
+            for counter, queue in self._queues.items():
+                if queue.has_begun:
+                    until[counter], queue.fixed = queue.received, True
+            marks.set(gone, until)
+        self.members = members
 
     def add_steps(
         self,
         counters: Mapping[HostCounter, Sequence[CounterStep]],
         first: int,
         left: Collection[str] = (),
+        marks: Mapping[Hashable, int] = MappingProxyType({}),
     ) -> None:
         """Add the newest steps, in order of time; those from before ``first`` are not divided.
 
         Others measure the same as the domains in ``left`` by now: their steps are not missing.
+        ``marks`` are the latest of the processes: other engines have had their energy until then.
         """
         self._left = left
         for counter, steps in counters.items():
-            queue = self._queues.get(counter)
-            if queue is None or queue.received == queue.began:  # it has had no step
-                queue = self._queues[counter] = StepQueue.since(steps, first)
+            queue, mark = self._queues.get(counter), marks.get(counter)
+            if queue is None or not queue.has_begun:
+                begin = first if mark is None else max(first, mark)
+                queue = self._queues[counter] = StepQueue.since(steps, begin)
                 self._waiting.setdefault(counter, _WaitingPower())
+            if mark is not None:
+                queue.skip(mark)
             queue.add(steps)
+
+    @property
+    def read_until(self) -> int:
+        """The time up to which the steps of all counters were added; 0 without any."""
+        return min((queue.received for queue in self._queues.values()), default=0)
+
+    @property
+    def _divided(self) -> int:
+        return max((queue.divided for queue in self._queues.values()), default=0)
 
     @property
     def _expected(self) -> dict[HostCounter, StepQueue]:
@@ -106,23 +138,52 @@ class EngineHost:
             if queue.steps or counter.domain not in self._left
         }
 
-    def restart(self) -> None:
-        """Forget the counters of which no step was divided: their steps are to be added again."""
+    def restart(
+        self,
+        kept: Collection[str] = (),
+        marks: Mapping[Hashable, int] = MappingProxyType({}),
+    ) -> set[str]:
+        """Forget the counters of which no step was divided: their steps are to be added again.
+
+        Returns their domains. Those in ``kept`` are not read again, nor is the time before the
+        latest ``marks`` of the processes.
+        """
+        found = set()
         for counter, queue in tuple(self._queues.items()):
-            if queue.divided == queue.began:
+            again = counter.domain not in kept and marks.get(counter, queue.began) <= queue.began
+            if again and queue.is_undivided:
                 del self._queues[counter]
+                found.add(counter.domain)
+        return found
 
-    def rewind(self) -> None:
-        """Forget all steps that wait: they are to be added again."""
-        for queue in self._queues.values():
+    def release(self, marks: ReadMarks) -> Counter[str]:
+        """End the engine; returns the energy of the steps that wait. Idempotent."""
+        self.assign(frozenset(), marks)
+        found = Counter[str]()
+        for counter, queue in self._queues.items():
+            found[counter.part] += queue.waiting
             queue.steps.clear()
-            queue.received = queue.divided
+        return found
 
-    def merge(self, part: EngineHost) -> None:
-        """Add the requests of an engine that is a part of this one. All steps are rewound."""
+    def merge(self, part: EngineHost) -> Counter[str]:
+        """Add the requests and the steps of an engine that is a part of this one.
+
+        Returns the energy of the waiting steps of a period that was divided for one of them only.
+        """
+        left = Counter[str]()
+        for counter, queue in part._queues.items():
+            own = self._queues.get(counter)
+            if own is None or not own.has_begun:
+                self._queues[counter] = queue
+            elif queue.has_begun:
+                left[counter.part] += own.merge(queue)
+            self._waiting.setdefault(counter, part._waiting[counter])
         for name, energies in part._energies.items():
             self._energies.setdefault(name, {}).update(energies)
-        self.rewind()
+        self.members |= part.members
+        self._excluded |= part._excluded
+        self._early += part._early
+        return left
 
     def front(self, lost: int) -> int | None:
         """The time up to which all counters are divided; None without any.
@@ -149,6 +210,10 @@ class EngineHost:
                     queue.leave(reached, edge)
                 reached = step.end
                 idle[counter.part] += self._divide(counter, step, found[period])
+        self._excluded |= clock.excluded
+        early = [each for each in self._early if each[1] > self._divided]
+        self._early.clear()
+        self._early += early
         return idle
 
     def _divide(
@@ -161,7 +226,8 @@ class EngineHost:
         length, waiting = step.end - step.start, self._waiting[counter]
         active = sum(part for _, part in parts)
         if active <= 0:
-            waiting.add(step.energy, length / SECOND)
+            if not any(start < step.end and end > step.start for start, end in self._early):
+                waiting.add(step.energy, length / SECOND)
             return step.energy
         rest = min(float(step.energy), waiting.power * max(0.0, length - active) / SECOND)
         scale = (step.energy - rest) / active
@@ -182,16 +248,20 @@ class EngineHost:
         counter is in no part: its energy is not in that of the host either.
         """
         start, end = request.start, request.end
+        if start < end and self._divided < end:
+            self._early.append((start, end))
         expected = self._expected
         parts = {counter.part for counter in expected}
         known = (
             start < end
+            and id(request) not in self._excluded
             and HwType.CPU in parts
             and all(
                 queue.missing(start, end) * MOST_MISSING <= end - start
                 for queue in expected.values()
             )
         )
+        self._excluded.discard(id(request))
         energy = {
             part: self._energies.get(part, {}).pop(id(request), 0)
             for part in sorted(parts | self._energies.keys())

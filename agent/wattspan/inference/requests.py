@@ -20,6 +20,9 @@ from wattspan.model import SECOND
 from wattspan.spans.values import InferenceDetails, Period
 from wattspan.util.linear_systems import non_negative_solution
 
+MAX_ACTIVE = 4096
+"""Active requests of one step, max-min fair by engine; further ones have no energy of it."""
+
 
 class InferenceRequest(NamedTuple):
     """A request on the monotonic clock: prefill from ``start``, decode from ``first`` to ``end``.
@@ -311,35 +314,47 @@ class DecodeProgress:
 
 
 class ActiveClock:
-    """The equal parts that the active requests of one engine have in its time."""
+    """The equal parts that the active requests of one engine have in its time.
+
+    In a period, the ``MAX_ACTIVE`` requests that began first have parts. ``excluded`` are the
+    identities of the others.
+    """
 
     def __init__(self, requests: Iterable[InferenceRequest]) -> None:
         lasting = (each for each in requests if each.end > each.start)
         self._requests = sorted(lasting, key=attrgetter("start"))
+        self._ends = list(accumulate((each.end for each in self._requests), max))
+        self.excluded: set[int] = set()
         changes = Counter[int]()
         for each in self._requests:
             changes[each.start] += 1
             changes[each.end] -= 1
         self._times = sorted(changes)
-        counts = accumulate(changes[at] for at in self._times)
-        # Nanoseconds of one request that is active since the first time.
-        parts = (
-            (right - left) / count if count else 0.0
-            for (left, right), count in zip(pairwise(self._times), counts, strict=False)
-        )
-        self._sums = list(accumulate(parts, initial=0.0))
+        counts = list(accumulate(changes[at] for at in self._times))[:-1]
+        lengths = [right - left for left, right in pairwise(self._times)]
+        pairs = list(zip(lengths, counts, strict=True))
+        # Nanoseconds of one request that is active since the first time, and of any request.
+        self._sums = list(accumulate((one / n if n else 0.0 for one, n in pairs), initial=0.0))
+        self._active = list(accumulate((one if n else 0 for one, n in pairs), initial=0))
 
     def parts(self, start: int, end: int) -> list[tuple[InferenceRequest, float]]:
         """The requests that are active in a period, with their nanoseconds of it.
 
         The sum is the time with active requests.
         """
+        first = bisect_right(self._ends, start)  # those before have ended
         last = bisect_left(self._requests, end, key=attrgetter("start"))
-        return [
+        inside = [each for each in self._requests[first:last] if each.end > start]
+        found = [
             (each, self._at(min(end, each.end)) - self._at(max(start, each.start)))
-            for each in self._requests[:last]
-            if each.end > start
+            for each in inside[:MAX_ACTIVE]
         ]
+        if len(inside) > MAX_ACTIVE:
+            self.excluded.update(map(id, inside[MAX_ACTIVE:]))
+            before, after = (_interpolated(self._times, self._active, at) for at in (start, end))
+            scale = (after - before) / sum(part for _, part in found)
+            found = [(each, part * scale) for each, part in found]
+        return found
 
     def _at(self, time: int) -> float:
         return _interpolated(self._times, self._sums, time)

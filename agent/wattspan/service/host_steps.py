@@ -23,9 +23,10 @@ class HostStepReader:
         self.left: frozenset[str] = frozenset()
         """The devices that had left the cover at the last reading: no steps of them are missing."""
 
-    def reread(self, since: int) -> None:
-        """Read the steps from ``since`` on again."""
-        self._read = {key: min(end, since) for key, end in self._read.items()}
+    def reread(self, since: int, domains: Collection[str] | None = None) -> None:
+        """Read the steps from ``since`` on again, by default those of all devices."""
+        for key in self._read.keys() if domains is None else self._read.keys() & domains:
+            self._read[key] = min(self._read[key], since)
 
     def read(
         self,
@@ -65,7 +66,7 @@ class HostStepReader:
                     self._add_idle(own, key, steps, i)
         for i, own in enumerate(found):
             for key in gpus.keys() & set(boards[i]):
-                self._add_idle(own, key, gpus[key], i)
+                self._add_idle(own, key, [one for one in gpus[key] if one.end > least], i)
         return found
 
     def _add_idle(

@@ -253,13 +253,18 @@ class InferenceJoiner:
         Boards that no engine used were read without dividing their energy. Requests may arrive in
         any order: boards of which nothing was divided are read again.
         """
-        self._since = engine.since = since
+        was, self._since = engine.since, since
+        engine.since = since
         used = set().union(*(each.boards for each in self._engines.values()))
-        fresh = self._division.restart(engine.parts, since, engine.sender)
-        used.difference_update(board for board in engine.boards if (board, engine.owner) in fresh)
-        self._read = {board: end for board, end in self._read.items() if board in used}
-        if engine.boards:  # else it reads no steps beyond them yet, whatever times senders choose
-            self._host.reread(since)
+        fresh = self._division.restart(engine.parts, since)
+        again = {board for board in engine.boards if (board, engine.owner) in fresh}
+        kept = self._read.keys() - again
+        self._read = {board: end for board, end in self._read.items() if board in used - again}
+        # Senders choose times: an engine without boards reads no steps beyond them yet, and what
+        # was read from the earliest possible time on is not read again.
+        if engine.boards and was > self._turned - _REREAD:
+            domains = self._division.restart_host(engine.sender, engine.members, kept)
+            self._host.reread(since, domains)
 
     def _narrow(self, engine: Engine, role: TokenRole, now: int) -> None:
         """Leave out the calls of others once an engine has spans that are certainly its own."""
@@ -405,7 +410,6 @@ class InferenceJoiner:
             if each.sender == part.sender:
                 self._waiting[key] = each._replace(sender=into.sender)
         self._division.merge(part.sender, into.sender)
-        self._host.reread(self._turned - _REREAD)
 
     def _refresh(self, now: int) -> None:
         """Find new workers; release engines without requests."""
@@ -426,7 +430,8 @@ class InferenceJoiner:
             for i, engine in enumerate(engines):
                 if any(step.energies[i] for step in steps):
                     if not engine.boards and engine.since < inf:
-                        self._host.reread(int(engine.since))
+                        until = self._division.host_read_until(engine.sender, engine.members)
+                        self._host.reread(max(int(engine.since), until))
                     engine.boards.add(board)
                 if board in engine.boards:
                     owners.setdefault(engine.owner, []).append(i)
@@ -441,8 +446,10 @@ class InferenceJoiner:
                     for step in steps
                     if step.end > since or since == inf
                 ]
+        self._division.expire_marks(self._turned - _REREAD)
         for engine in engines:
-            self._division.assign(engine.sender, frozenset(engine.parts), engine.owner)
+            parts = frozenset(engine.parts)
+            self._division.assign(engine.sender, parts, engine.owner, engine.members)
         self._division.add_steps(boards)
         self._read_host(engines, found)
 

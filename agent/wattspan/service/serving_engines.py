@@ -121,6 +121,7 @@ class ServingEngines(Mapping[Consumer, Engine]):
         else:
             engine.members -= found.apart
             engine.boards.clear()
+        engine.members -= {sender}
         return False
 
     def _service(self, engine: Engine) -> ServiceProcesses:
@@ -159,7 +160,8 @@ class ServingEngines(Mapping[Consumer, Engine]):
     def _part(self, engine: Engine) -> None:
         """Take the family of its launcher from an engine: it has unrelated senders, or no GPU."""
         own = self._history.service_group(engine.sender, launched=False)
-        engine.launcher, engine.members = None, own.members
+        others = (each.members for each in self._engines.values() if each is not engine)
+        engine.launcher, engine.members = None, own.members.difference(*others)
         engine.boards.clear()
 
     def _release(self, sender: Consumer) -> None:

@@ -14,13 +14,12 @@ from wattspan.inference.division import (
     BOARD_TIMEOUT,
     FIRST_HOLD,
     FIRST_REQUESTS,
-    MAX_ACTIVE,
     MAX_REQUESTS,
     DivisionMethod,
     RequestDivision,
     RequestEnergy,
 )
-from wattspan.inference.requests import InferenceRequest
+from wattspan.inference.requests import MAX_ACTIVE, InferenceRequest
 from wattspan.inference.token_power import TokenPowerModel, TokenWork
 from wattspan.model import MILLISECOND, SECOND
 from wattspan.spans.interval_pool import CounterStep
@@ -276,7 +275,7 @@ def test_request_misses_nothing_of_a_board_while_its_engine_does_not_use_it() ->
     division.add_steps({"a": _steps(10, 20, 100)})
     assert division.settle(20 * S).requests == []
 
-    cut, lost = division.settle(20 * S + BOARD_TIMEOUT).requests
+    cut, lost = division.settle(20 * S + BOARD_TIMEOUT + STEP).requests
 
     assert (cut.energy + lost.energy, cut.measured, lost.measured) == (1_000_000_000, False, True)
 

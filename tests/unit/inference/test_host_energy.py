@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from wattspan.inference.division import RequestDivision
-from wattspan.inference.host_energy import EngineHost, HostCounter
-from wattspan.inference.requests import ActiveClock, InferenceRequest
+from wattspan.inference.host_energy import EngineHost, HostCounter, HostShare
+from wattspan.inference.host_marks import ReadMarks
+from wattspan.inference.requests import MAX_ACTIVE, ActiveClock, InferenceRequest
 from wattspan.inference.step_queue import StepQueue
 from wattspan.inference.token_power import TokenPowerModel
 from wattspan.model import SECOND
@@ -121,7 +122,7 @@ def test_steps_wait_for_their_requests() -> None:
     assert host.front(0) == 2 * S
     assert host.front(9 * S) == 2 * S  # not lost: there are steps
     host.settle(4 * S, [one])
-    assert host.front(9 * S) == 9 * S
+    assert host.front(9 * S) == 8 * S  # a step may still come
     assert EngineHost().front(0) is None
     assert host.take(one).energy == {"cpu": 4_000_000}
 
@@ -136,16 +137,80 @@ def test_restart_forgets_counters_of_which_nothing_was_divided() -> None:
     assert host.front(0) == 4 * S
 
 
-def test_merged_engine_has_the_requests_of_its_part_and_reads_its_steps_again() -> None:
+def _merged(before: float, until: float) -> tuple[Counter[str], list[HostShare]]:
+    """Two engines, divided up to different times, become one; the energy that is left."""
     one, two = _request(0, 4), _request(0, 4)
     part, whole = _host((CPU, _steps(0, 4, 1))), _host((CPU, _steps(0, 4, 2)))
-    part.settle(2 * S, [one])
-    whole.settle(2 * S, [two])
-    whole.merge(part)
-    whole.add_steps({CPU: _steps(0, 4, 3)}, 0)  # of the processes of both
+    part.settle(round(before * S), [one])
+    whole.settle(round(until * S), [two])
+    left = whole.merge(part)
     whole.settle(4 * S, [one, two])
-    assert whole.take(one).energy == {"cpu": 2_000_000 + 3_000_000}
-    assert whole.take(two).energy == {"cpu": 4_000_000 + 3_000_000}
+    return left, [whole.take(one), whole.take(two)]
+
+
+def test_merged_engine_has_the_requests_and_the_steps_of_its_part() -> None:
+    left, shares = _merged(2, 2)
+    assert not left.total()
+    assert shares == [({"cpu": 2_000_000 + 3_000_000}, True), ({"cpu": 7_000_000}, True)]
+
+
+def test_time_that_was_divided_for_one_of_two_engines_is_left() -> None:
+    left, shares = _merged(3, 1)
+    assert left == Counter(cpu=2 * 2_000_000)
+    assert shares == [({"cpu": 3_000_000 + 1_500_000}, False), ({"cpu": 3_500_000}, False)]
+
+
+def test_step_of_one_of_two_engines_only_has_an_unknown_part() -> None:
+    one, two = _request(0, 2), _request(3, 4)
+    part, whole = _host((CPU, _steps(0, 4, 1))), _host((CPU, _steps(0, 2, 2)))
+    whole.merge(part)
+    assert whole.settle(4 * S, [one, two])["cpu"] == 1_000_000
+    assert whole.take(one) == ({"cpu": 6_000_000}, True)
+    assert whole.take(two) == ({"cpu": 1_000_000}, False)
+
+
+def test_engine_without_steps_continues_the_counters_of_its_part() -> None:
+    one, whole = _request(0, 4), EngineHost()
+    whole.add_steps({CPU: []}, 4 * S)
+    whole.add_steps({MEMORY: _steps(0, 4, 1)}, 0)
+    part = _host((CPU, _steps(0, 4, 1)), (MEMORY, []))
+    part.settle(2 * S, [one])
+    assert not whole.merge(part).total()
+    whole.settle(4 * S, [one])
+    assert whole.take(one).energy["cpu"] == 4_000_000
+
+
+def test_energy_of_processes_that_another_engine_had_is_not_divided_again() -> None:
+    marks, one, two = ReadMarks(), _request(0, 6), _request(3, 6)
+    former, later = _host((CPU, _steps(0, 3, 1)), (MEMORY, [])), EngineHost()
+    former.assign(frozenset("ab"), marks)
+    former.assign(frozenset("a"), marks)
+    assert former.restart(marks=marks.latest("a")) == {MEMORY.domain}  # the others are of both
+    for steps in ([], _steps(0, 4, 1), _steps(0, 6, 1)):
+        later.add_steps({CPU: steps}, 0, marks=marks.latest("b"))
+    assert later.read_until == 6 * S
+    assert later.settle(6 * S, [one, two])["cpu"] == 0
+    assert later.take(one) == ({"cpu": 1_500_000}, False)
+    assert later.take(two) == ({"cpu": 1_500_000}, True)
+
+
+def test_engine_skips_the_time_of_a_process_that_joins_it_from_another() -> None:
+    marks, one = ReadMarks(), _request(0, 6)
+    host = _host((CPU, _steps(0, 2, 1)))
+    marks.set("b", {CPU: 4 * S})
+    assert host.restart(marks=marks.latest("b")) == set()
+    host.add_steps({CPU: _steps(0, 6, 1)}, 0, marks=marks.latest("b"))
+    host.settle(6 * S, [one])
+    assert host.take(one) == ({"cpu": 4_000_000}, False)
+
+
+def test_steps_that_wait_for_a_released_engine_are_returned() -> None:
+    marks, host = ReadMarks(), _host((CPU, _steps(0, 4, 1)))
+    host.assign(frozenset("a"), marks)
+    host.settle(S, [])
+    assert host.release(marks) == Counter(cpu=3_000_000)
+    assert not host.release(marks).total()
+    assert marks.latest("a") == {CPU: 4 * S}
 
 
 def test_queue_begins_with_the_step_of_the_first_request() -> None:
@@ -169,7 +234,9 @@ def _division(*requests: InferenceRequest) -> RequestDivision:
 def test_earlier_request_has_the_steps_from_before_the_first_one() -> None:
     division = _division(_request(2, 4))
     division.add([_request(1, 3)], 5 * S, engine="e")
-    division.restart([], S, "e")
+    division.restart([], S)
+    assert division.restart_host("e", frozenset(), ()) == {CPU.domain}
+    assert division.restart_host("none", frozenset(), ()) == set()
     division.add_host_steps("e", {CPU: _steps(0, 4, 1)}, S)
     settled = division.settle(60 * S)
     assert [each.host for each in settled.requests] == [({"cpu": 1_500_000}, True)] * 2
@@ -188,8 +255,9 @@ def test_requests_of_a_forgotten_engine_end_with_unknown_energy() -> None:
     division = _division(_request(2, 4))
     division.forget("e")
     division.forget("e")
-    (each,) = division.settle(60 * S).requests
-    assert each.host == ({"cpu": 0}, False)
+    settled = division.settle(60 * S)
+    assert [each.host for each in settled.requests] == [({"cpu": 0}, False)]
+    assert settled.host_idle == Counter(cpu=2_000_000)
 
 
 def test_counter_that_is_read_late_has_the_step_of_the_first_request() -> None:
@@ -225,3 +293,50 @@ def test_requests_are_not_read_while_no_step_is_ready() -> None:
     host, unread = _host((CPU, _steps(0, 4, 1))), iter([_request(0, 4)])
     assert not host.settle(S // 2, unread)
     assert len(list(unread)) == 1
+
+
+def test_returned_engine_needs_no_steps_from_before_its_end() -> None:
+    members, division = frozenset("a"), _division(_request(2, 4))
+    division.assign("e", frozenset(), None, members)
+    assert division.host_read_until("e", members) == 4 * S
+    assert division.host_read_until("none", members) == 0
+    division.forget("e")
+    assert division.host_read_until("e", members) == 4 * S
+    division.expire_marks(4 * S)
+    assert division.host_read_until("e", members) == 0
+
+
+def test_active_requests_with_energy_of_a_step_are_bounded() -> None:
+    many = [_request(0, 2) for _ in range(MAX_ACTIVE)]
+    late, next_one = _request(1, 2), _request(2, 3)
+    parts = ActiveClock([late, *many]).parts(0, 3 * S)
+    assert len(parts) == MAX_ACTIVE
+    assert sum(part for _, part in parts) == pytest.approx(2 * S)
+
+    host = _host((CPU, _steps(0, 3, 1000)))
+    host.settle(3 * S, [*many, late, next_one])
+    assert host.take(late) == ({"cpu": 0}, False)
+    assert host.take(many[0]).known
+    assert host.take(next_one) == ({"cpu": 1_000_000_000}, True)
+
+
+def test_time_of_a_request_that_is_final_before_its_steps_is_not_waiting() -> None:
+    early, one = _request(0, 2), _request(3.25, 4)
+    host = _host((CPU, [*_steps(0, 2, 10), *_steps(2, 3, 2), *_steps(3, 4, 10)]))
+    host.take(early)
+    idle = host.settle(2 * S, [])["cpu"] + host.settle(4 * S, [one])["cpu"]
+    assert idle == 20_000_000 + 2_000_000 + 500_000
+
+
+def test_request_waits_for_a_counter_with_long_steps() -> None:
+    division = RequestDivision(lambda _: TokenPowerModel())
+    division.assign("e", frozenset())
+    for start in (0, 45):
+        division.add([_request(start + 1, start + 30)], (start + 31) * S, engine="e")
+    division.add_host_steps("e", {CPU: _steps(0, 45, 1, length=45)}, S)
+    (first,) = division.settle(80 * S, held=True).requests
+    assert first.host.known
+    assert not division.settle(130 * S, held=True).requests
+    division.add_host_steps("e", {CPU: _steps(0, 90, 1, length=45)}, S)
+    (second,) = division.settle(131 * S, held=True).requests
+    assert second.host == ({"cpu": 45_000_000}, True)

@@ -25,6 +25,7 @@ from wattspan.model import (
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.host_steps import HostStepReader
 from wattspan.service.inference_joiner import InferenceJoiner
+from wattspan.sharing.pools import PoolName
 from wattspan.spans.values import InferenceDetails, Span, SpanColumns, TokenRole
 
 S = SECOND
@@ -175,7 +176,8 @@ def test_device_that_left_the_cover_is_not_missed_and_its_successor_is() -> None
     assert reader.left == frozenset()
 
 
-def test_sender_without_a_gpu_has_no_steps_of_others_read_again() -> None:
+@pytest.mark.parametrize("sender", [Consumer(12, 1), ENGINE])
+def test_earlier_requests_have_no_divided_steps_read_again(sender: Consumer) -> None:
     host, owner, read = Host(), Principal(1000), []
 
     class Counted(EnergyHistory):
@@ -203,5 +205,31 @@ def test_sender_without_a_gpu_has_no_steps_of_others_read_again() -> None:
     send(ENGINE, 20 * S)
     read.clear()
     for back in range(10):
-        send(Consumer(12, 1), 10 * S - back)
+        send(sender, 10 * S - back)
     assert sum(read) == 0
+
+
+def test_energy_of_an_engine_that_returns_is_divided_once() -> None:
+    host, owner = Host(), Principal(1000)
+    born = PayerInfo(ENGINE, "vllm", parent=1, principal=owner)
+    host.history.apply(Tick(Instant(0, 0), births=[born]), ())
+    joiner = InferenceJoiner(host.history)
+    details = InferenceDetails("m", queue=0, first_token=S)
+
+    def send(start: int) -> None:
+        ids = b"t" * 16, start.to_bytes(8), b""
+        span = Span(*ids, "llm", "r", start, host.now, None, 10, 20, TokenRole.ENGINE, details)
+        joiner.add(ENGINE, SpanColumns.of([span]), host.now, owner.path, principal=owner)
+
+    host.run(12)
+    send(10 * S)
+    for _ in range(PoolName.ENGINES.lifetime // S + 5):
+        host.run(1)
+        joiner.turn(host.now)
+    send(host.now - 200 * S)
+    host.run(1)
+    joiner.turn(host.now, wait=False)
+
+    (row,) = joiner.rows
+    assert row.host.energy["cpu"] == 2 * 3
+    assert row.host.energy["cpu"] + joiner.host_idle["cpu"] == 3 * (host.now // S - 10)

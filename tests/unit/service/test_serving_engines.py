@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from wattspan.model import SECOND, Consumer, Instant, PayerInfo, Principal, Tick
+from wattspan.model import (
+    SECOND,
+    Attribution,
+    Consumer,
+    Domain,
+    HwType,
+    Instant,
+    Interval,
+    Microjoules,
+    PayerInfo,
+    Principal,
+    Provenance,
+    Share,
+    Tick,
+)
 from wattspan.service.energy_history import EnergyHistory
 from wattspan.service.serving_engines import ServingEngines
 from wattspan.sharing.pools import PoolName, Pools
@@ -41,3 +55,35 @@ def test_ended_processes_of_an_engine_are_forgotten_with_the_history() -> None:
     history.apply(Tick(_at(200)), ())
     engines.refresh(200 * SECOND)
     assert engine.members == {SERVER}
+
+
+def test_process_that_is_parted_from_an_engine_is_in_one_engine_only() -> None:
+    history = EnergyHistory(60 * SECOND, 10**8)
+    engines = ServingEngines(
+        history,
+        Pools().make(PoolName.ENGINES),
+        merged=lambda part, into: None,
+        released=lambda sender: None,
+    )
+    launcher, worker, helper = Consumer(9, 1), Consumer(11, 2), Consumer(12, 3)
+    parents = {launcher: 1, SERVER: launcher.pid, worker: launcher.pid, helper: SERVER.pid}
+    gpu = Domain("gpu-0", HwType.GPU, "gpu-0", "fake", Provenance.EMULATED, resource="gpu-0")
+    births = [
+        PayerInfo(one, "python", parent=parent, principal=ANN) for one, parent in parents.items()
+    ]
+    history.apply(Tick(_at(100), domains={"fake": [gpu]}, births=births), ())
+    energy, none = Microjoules(9), Microjoules(0)
+    interval = Interval(gpu.id, _at(100), _at(101), energy)
+    used = Attribution(interval, (Share(worker, energy),), none, none)
+    history.apply(Tick(_at(101)), [used])
+    engine = engines.find(SERVER, "llm", 101 * SECOND, ANN.path)
+    engine.serves = True
+    engines.refresh(101 * SECOND)
+    assert engine.members == {launcher, SERVER, worker, helper}
+    history.apply(Tick(_at(102), exits=(worker,)), ())
+    history.apply(Tick(_at(200)), ())
+
+    other = engines.find(helper, "app", 200 * SECOND, ANN.path)
+    assert other is not engine
+    assert helper in other.members
+    assert engine.members.isdisjoint(other.members)
