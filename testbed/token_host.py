@@ -71,7 +71,7 @@ class TokenHost:
         self.history.apply(tick, ())
         self.doubt = Microjoules(0)  # of each share of a GPU; 0 for an unknown one
         self.spent = 0  # microjoules of all GPUs
-        self.counts_cpu = True
+        self.counts_cpu, self.cpu_ticks, self._ticks = True, 1, 0  # ticks of a step of the CPU
         self.joiner = SpanJoiner(self.clock, self.history, self, self.settings, keep=60 * SECOND)
 
     def _info(self, name: str) -> PayerInfo:
@@ -111,10 +111,12 @@ class TokenHost:
             before = self.clock.now()
             self.clock.advance(ns=TICK)
             now, none, settled = self.clock.now(), Microjoules(0), []
-            everyone = tuple(Share(one, Microjoules(CPU_SHARE)) for one in self.consumers.values())
-            energy = Microjoules(CPU_SHARE * len(everyone))
-            if self.counts_cpu:
-                interval = Interval("cpu", before, now, energy)
+            self._ticks += 1
+            if self.counts_cpu and self._ticks % self.cpu_ticks == 0:
+                length, part = self.cpu_ticks * TICK, Microjoules(CPU_SHARE * self.cpu_ticks)
+                everyone = tuple(Share(one, part) for one in self.consumers.values())
+                begin = now._replace(mono=now.mono - length, wall=now.wall - length)
+                interval = Interval("cpu", begin, now, Microjoules(part * len(everyone)))
                 settled.append(Attribution(interval, everyone, none, none))
             for gpu in self.gpus:
                 users = [

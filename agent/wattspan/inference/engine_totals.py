@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from wattspan.attribution.top_n import OTHER
 from wattspan.inference.engine_metrics import Figure, Progress
+from wattspan.inference.step_queue import MAX_LENGTH
 from wattspan.model import EngineRow, HostRequests, Microjoules
 from wattspan.spans.aggregator import shortened_name
 
@@ -44,13 +45,14 @@ class CounterEnergy:
 
     steps: deque[ProcessStep] = field(default_factory=deque)
     until: int = 0  # the end of the last step
+    length: int = 0  # of that one
     used: bool = False
 
     def add(self, steps: Iterable[ProcessStep]) -> None:
         """Append steps, in order of time."""
         for step in steps:
             self.steps.append(step)
-            self.until = step.end
+            self.until, self.length = step.end, min(MAX_LENGTH, step.end - step.start)
             self.used = self.used or step.energy > 0
 
     def between(self, start: int, end: int) -> tuple[int, float, int]:

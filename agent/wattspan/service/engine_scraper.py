@@ -70,7 +70,7 @@ TIMEOUT = 2.0
 """Seconds for a connection, and for a page."""
 
 SETTLEMENT_TIMEOUT = 30 * SECOND
-"""The energy of an interval that has not settled by then is unknown."""
+"""The energy of an interval that has not settled by then, and a counter's step, is unknown."""
 
 SILENCE = 60 * SECOND
 """Figures vanish so long after the last reading, beyond two intervals."""
@@ -80,7 +80,7 @@ PAUSE = 600 * SECOND
 
 _MOST_MISSING = 20  # one part in so many of an interval
 _BACK = 5 * SECOND  # a counter's step may begin before the first reading
-_WAITING = 64  # readings whose energy has not settled
+_WAITING = 128  # readings whose energy has not settled
 
 
 PageObserver = Callable[
@@ -311,15 +311,17 @@ class EngineScraper:
         for counter, read in host.items():
             own = [ProcessStep(*one[:3], known=not one.blurred) for one in read]
             self._counters.setdefault(counter, CounterEnergy()).add(own)
+        lengths = (one.length for one in chain(self._boards.values(), self._counters.values()))
+        timeout = SETTLEMENT_TIMEOUT + max(lengths, default=0)
         while len(self._readings) > 1:
             before, after = self._readings[0], self._readings[1]
             used = [key for key, board in self._boards.items() if board.used]
             waiting = [key for key in used if self._boards[key].until < after.at]
             # A counter without steps for long is lost.
-            least, most = after.at - SETTLEMENT_TIMEOUT, after.at
+            least, most = after.at - timeout, after.at
             late = any(least < one.until < most for one in self._counters.values())
             late = late or self._neighbours.late(label, after.at)
-            if not used or ((waiting or late) and now - after.at <= SETTLEMENT_TIMEOUT):
+            if not used or ((waiting or late) and now - after.at <= timeout):
                 break
             self._readings.popleft()
             self._interval(before, after, used)

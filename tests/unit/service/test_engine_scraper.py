@@ -662,6 +662,15 @@ def test_lost_counter_of_the_cpu_ends_the_energy_of_the_whole_host() -> None:
     assert again.host.energy["gpu"] - after.host.energy["gpu"] >= 60 * WATTS * 1e6
 
 
+def test_long_steps_of_the_cpu_are_waited_for() -> None:
+    host = TokenHost(ENGINE)
+    host.cpu_ticks = 450
+    (row,) = Stage(host=host).run(400)
+    ticks = row.host.energy["gpu"] / (WATTS * TICK / 1000)
+    assert row.energy - row.host.energy["gpu"] <= 45 * WATTS * 1e6  # before the first step
+    assert row.host.energy["cpu"] == pytest.approx(len(ENGINE) * CPU_SHARE * ticks, rel=1e-3)
+
+
 def test_totals_continue_from_an_earlier_run() -> None:
     stage = Stage(name="chat")
     (before,) = stage.run(60)
