@@ -18,7 +18,12 @@ from wattspan.model import EngineRow, HostRequests, Microjoules
 from wattspan.spans.aggregator import shortened_name
 
 MAX_ROWS = 8
-"""Models and owners of one engine with a row; tokens of further models count as ``other``."""
+"""Models and owners of one engine with a row; further models count as ``other``."""
+
+UNUSED_INTERVALS = 720
+"""A row that had no interval among so many, as in an hour, may become a part of ``other``."""
+
+_NO_ENERGY = Microjoules(0)
 
 
 class ProcessStep(NamedTuple):
@@ -112,6 +117,16 @@ class EngineTotals:
         self._parts.update(other._parts)
         other._energy, other._parts = None, Counter()
 
+    def absorb(self, other: EngineTotals) -> None:
+        """Add all totals of a row that ends."""
+        if other.has_energy:
+            self.take_energy(other)
+        self._tokens.update(other._tokens)
+        if other._requests is not None:
+            self._requests = (self._requests or 0) + other._requests
+        self._host_tokens.update(other._host_tokens)
+        self._host_requests += other._host_requests
+
     @property
     def has_energy(self) -> bool:
         return self._energy is not None
@@ -130,30 +145,39 @@ class EngineTotals:
 class ModelTotals:
     """The rows of one engine by model and owner, which continue from those of an earlier run.
 
-    The energy of several models on one page is that of a row without a model; that of one which
-    was alone before becomes a part of it.
+    The energy of several models on one page is that of a row without a model. A new one takes the
+    energy of the models that were alone before. If a new row has no place, the one unused longest
+    becomes a part of ``other``.
     """
 
     def __init__(self, engine: str, earlier: Iterable[EngineRow] = ()) -> None:
         self._engine = engine
         own = (row for row in earlier if row.engine == engine)
         self._totals = {(row.model, row.owner): EngineTotals(row) for row in own}
+        self._intervals = 0
+        self._used = dict.fromkeys(self._totals, 0)  # the number of the last interval
+
+    def __contains__(self, key: tuple[str, str]) -> bool:
+        return key in self._totals
 
     def add(
         self, owner: str, energy: int, done: Progress, parts: Mapping[str, int] | None
     ) -> tuple[str, str]:
         """Add an interval as `EngineTotals.add` does; the model and owner of its energy."""
-        divided = any(key[1] == owner and not one.has_energy for key, one in self._totals.items())
+        self._intervals += 1
+        divided = any(not one.has_energy for one in self._models(owner))
         models = done.models or ((done,) if divided else ())
         if not models:
             key, whole = self._of(shortened_name(done.model), owner)
             whole.add(energy, done, parts)
             return key
+        is_new = ("", owner) not in self._totals
         key, whole = self._of("", owner)
-        for part in models:
-            _, one = self._of(shortened_name(part.model), owner)
-            if one is not whole:
+        if is_new and key == ("", owner):
+            for one in self._models(owner):
                 whole.take_energy(one)
+        for part in models:
+            _, one = self._of(shortened_name(part.model), owner, None)
             one.add(None, part, None if parts is None else {})
         whole.add(energy, Progress(done.page), parts)
         return key
@@ -162,10 +186,37 @@ class ModelTotals:
         """The totals by model and owner, without figures of a window."""
         return {key: totals.row() for key, totals in self._totals.items()}
 
-    def _of(self, model: str, owner: str) -> tuple[tuple[str, str], EngineTotals]:
-        """The totals of a model, or of those beyond the limit."""
+    def _models(self, owner: str) -> list[EngineTotals]:
+        """The totals of an owner's models that have a row."""
+        named = ((name, one) for (name, of), one in self._totals.items() if of == owner)
+        return [one for name, one in named if name not in ("", OTHER)]
+
+    def _of(
+        self, model: str, owner: str, energy: Microjoules | None = _NO_ENERGY
+    ) -> tuple[tuple[str, str], EngineTotals]:
+        """The totals of a model, or of those beyond the limit; new ones have ``energy``."""
         key = model, owner
-        if key not in self._totals and len(self._totals) >= MAX_ROWS:
-            key = OTHER, owner if (OTHER, owner) in self._totals else ""
-        new = EngineTotals(EngineRow(self._engine, *key))
+        if key not in self._totals and len(self._totals) >= MAX_ROWS and not self._release():
+            key, energy = self._other(owner), None
+        self._used[key] = self._intervals
+        new = EngineTotals(EngineRow(self._engine, *key, energy))
         return key, self._totals.setdefault(key, new)
+
+    def _other(self, owner: str) -> tuple[str, str]:
+        return OTHER, owner if (OTHER, owner) in self._totals else ""
+
+    def _release(self) -> bool:
+        """Add the row that is unused longest to ``other``; False if all are in use."""
+        until = self._intervals - UNUSED_INTERVALS
+        unused = [
+            (used, key) for key, used in self._used.items() if key[0] != OTHER and used <= until
+        ]
+        if not unused:
+            return False
+        _, key = min(unused)
+        del self._used[key]
+        other = self._other(key[1])
+        self._used[other] = self._intervals
+        new = EngineTotals(EngineRow(self._engine, *other, None))
+        self._totals.setdefault(other, new).absorb(self._totals.pop(key))
+        return True

@@ -352,6 +352,7 @@ class EngineScraper:
         energy = Microjoules(sum(each for each, *_ in parts))
         host = self._parts(before.at, after.at, allowed, energy)
         key = self._totals.add(self._processes.owner, energy, done, host)
+        self._energies = {one: own for one, own in self._energies.items() if one in self._totals}
         others = self._neighbours.work(self._settings.label, before.at, after.at)
         divided = [(self._common if others else self._boards)[board] for board in used]
         common = [board.between(before.at, after.at) for board in divided]

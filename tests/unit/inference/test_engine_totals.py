@@ -7,6 +7,7 @@ from dataclasses import replace
 from wattspan.inference.engine_metrics import PAGES, Figure, Progress
 from wattspan.inference.engine_totals import (
     MAX_ROWS,
+    UNUSED_INTERVALS,
     CounterEnergy,
     EngineTotals,
     ModelTotals,
@@ -147,3 +148,58 @@ def test_models_of_one_page_are_bounded() -> None:
     assert len(rows) == MAX_ROWS + 1
     assert rows["other", ""].tokens == {"output": 5 * (MAX_ROWS + 1)}
     assert rows["", "ann"].energy == 10
+
+
+def test_row_of_several_models_takes_their_energy_once() -> None:
+    totals = ModelTotals("chat", [EngineRow("chat", "other", "ann", 7)])
+    totals.add("ann", 100, _done(a=30), {"gpu": 100, "cpu": 20})
+    totals.add("ann", 50, _done(c=3), {"gpu": 50, "cpu": 5})
+    totals.add("bob", 9, _done(a=1), None)
+    totals.add("ann", 10, _done(a=7, b=5), None)
+    rows = totals.rows()
+    assert [rows[name, "ann"].energy for name in ("", "a", "b", "c")] == [160, None, None, None]
+    assert rows["", "ann"].host.energy == {"gpu": 150, "cpu": 25}
+    assert (rows["a", "bob"].energy, rows["other", "ann"].energy) == (9, 7)
+
+    restored = [*rows.values(), EngineRow("chat", "z", "ann", 1000)]  # of a former version
+    later = ModelTotals("chat", restored)
+    for done in (_done(z=1), _done(z=1, a=1)):
+        assert later.add("ann", 1, done, None) == ("", "ann")
+    assert later.rows()["", "ann"].energy == 162
+    assert later.rows()["z", "ann"].energy == 1000
+
+
+def test_row_that_is_unused_longest_gives_its_place_to_a_new_model() -> None:
+    totals = ModelTotals("chat", [EngineRow("chat", "old", "ann", 3, {"output": 2}, 1)])
+    for number in range(MAX_ROWS - 1):
+        totals.add("ann", 10, _done(**{f"m{number}": 5}), {"gpu": 10, "cpu": 1})
+    assert totals.add("ann", 10, _done(new=5), {"gpu": 10, "cpu": 1}) == ("other", "")
+    for _ in range(UNUSED_INTERVALS):
+        totals.add("ann", 1, _done(m1=1), None)
+    before = totals.rows()
+
+    assert totals.add("ann", 0, _done(n1=0), None) == ("n1", "ann")
+    assert totals.add("ann", 0, _done(n2=0), None) == ("n2", "ann")
+    rows = totals.rows()
+    assert before.keys() - rows.keys() == {("old", "ann"), ("m0", "ann")}
+    assert ("m0", "ann") not in totals
+    assert len(rows) == MAX_ROWS + 1
+    for figure in ("energy", "requests"):
+        own, former = (
+            sum(getattr(row, figure) for row in each.values()) for each in (rows, before)
+        )
+        assert own == former + (2 if figure == "requests" else 0)
+    other = rows["other", ""]
+    assert other.tokens == {"output": 5 + 2 + 5}
+    assert other.host == HostRequests({"gpu": 20, "cpu": 2}, {"output": 10}, 2)
+
+
+def test_row_without_energy_adds_none_to_the_others() -> None:
+    models = [EngineRow("chat", f"m{n}", "ann", None, {"output": 1}) for n in range(MAX_ROWS)]
+    totals = ModelTotals("chat", models)
+    for _ in range(UNUSED_INTERVALS + 1):
+        totals.add("ann", 1, _done(m1=1), None)
+    row = totals.rows()["other", ""]
+    assert (row.tokens, row.requests) == ({"output": 1}, None)
+    assert totals.rows()["", "ann"].energy == 2
+    assert row.energy == UNUSED_INTERVALS - 1
