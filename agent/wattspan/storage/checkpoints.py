@@ -16,7 +16,8 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ class _CheckpointDocument(Checkpoint):
     other: Mapping[HwType, Microjoules] = field()
     retired: Mapping[HwType, Microjoules] = field()
     outside: tuple[_OutsideSpansDocument, ...] = ()  # type: ignore[assignment]
+    engines: tuple[Any, ...] = ()  # each is read alone: one damaged row costs no other total
 
 
 def _fields_of(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -136,7 +138,16 @@ def checkpoint_from_json(text: bytes) -> Checkpoint:
         for kind, energy in row.energy.items()
     }
     processes = tuple(map(_process_row, document.processes))
-    return Checkpoint(**_fields_of(document) | {"processes": processes, "outside": outside})
+    engines = tuple(_engines(document.engines))
+    found: dict[str, Any] = {"processes": processes, "outside": outside, "engines": engines}
+    return Checkpoint(**_fields_of(document) | found)
+
+
+def _engines(rows: Iterable[Any]) -> Iterator[EngineRow]:
+    """The valid rows of serving engines."""
+    for row in rows:
+        with suppress(msgspec.ValidationError):
+            yield msgspec.convert(row, EngineRow)
 
 
 def _process_document(row: ProcessRow) -> _ProcessDocument:

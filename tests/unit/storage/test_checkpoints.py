@@ -146,6 +146,14 @@ def test_incomplete_checkpoint_is_none(missing: str | None) -> None:
         checkpoint_from_json(text)
 
 
+def test_damaged_row_of_an_engine_costs_no_other_total() -> None:
+    rows = [{"engine": "chat", "model": name, "owner": "", "energy": name} for name in "mn"]
+    document = {"at": [5, 7], "boot_id": "b", **FIRST_RELEASE, "engines": [*rows, 7]}
+    rows[1]["energy"] = 3
+    found = checkpoint_from_json(json.dumps(document).encode())
+    assert found.engines == (EngineRow("chat", "n", "", Microjoules(3)),)
+
+
 def test_names_that_are_no_text_survive(tmp_path: Path, host: Books) -> None:
     books = host.spend({1: 10})
     row = replace(books.processes[0], info=replace(books.processes[0].info, command="\udcff\x00"))
