@@ -116,10 +116,7 @@ def unmetered_entry(row: UnmeteredRow, text: Callable[[str], str]) -> UnmeteredE
 
 
 def engine_entries(snapshot: Snapshot, text: Callable[[str], str]) -> list[EngineEntry]:
-    """The models of all configured engines, by name; ``text`` cleans names.
-
-    Rows may remain of engines that are not configured any more.
-    """
+    """The models of all configured engines, by name; ``text`` cleans names."""
     states = {
         one.source.removeprefix(ENGINE_SOURCE): one
         for one in snapshot.health
