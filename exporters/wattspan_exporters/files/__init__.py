@@ -34,39 +34,31 @@ DEFAULT_METRICS = (
 
 
 class FilesSettings(Table, frozen=True):
-    """The settings of the table ``[exporters.files]``."""
+    """The settings of the table ``[exporters.files]``.
 
-    directory: Annotated[str, about('The directory of the files; "" turns the exporter off.')] = ""
-    format: Annotated[
-        Literal["jsonl", "csv", "parquet"],
-        about("JSON Lines, CSV, or Parquet (needs the package pyarrow)."),
-    ] = "jsonl"
-    interval: Annotated[Duration, about("The interval of rows.", least="100ms")] = Duration.parse(
-        "10s"
-    )
-    metrics: Annotated[
-        tuple[str, ...],
-        about(
-            "OpenTelemetry names of the written metrics; `*` matches anything, and a leading `!` "
-            "excludes."
-        ),
-    ] = DEFAULT_METRICS
-    rotate: Annotated[
-        Duration, about("The time after which a file is closed and the next one begun.", least="1s")
-    ] = Duration.parse("1h")
-    rotate_size: Annotated[
-        Size, about("The size at which a file is closed, before compression.", least="4KiB")
-    ] = Size.parse("64MiB")
-    keep: Annotated[
-        int, about("Closed files to keep; the oldest are removed. 0: any number.", least=0)
-    ] = 0
-    keep_size: Annotated[
-        Size, about("The total size of closed files to keep; the oldest are removed.", least="4KiB")
-    ] = Size.parse("1GiB")
-    compression: Annotated[
-        Literal["none", "gzip"],
-        about("The compression of closed JSON Lines and CSV files; Parquet is always compressed."),
-    ] = "none"
+    Keys:
+        directory: The directory of the files; "" turns the exporter off.
+        format: JSON Lines, CSV, or Parquet (needs the package pyarrow).
+        interval: The interval of rows.
+        metrics: OpenTelemetry names of the written metrics; `*` matches anything, and a leading `!`
+            excludes.
+        rotate: The time after which a file is closed and the next one begun.
+        rotate_size: The size at which a file is closed, before compression.
+        keep: Closed files to keep; the oldest are removed. 0: any number.
+        keep_size: The total size of closed files to keep; the oldest are removed.
+        compression: The compression of closed JSON Lines and CSV files; Parquet is always
+            compressed.
+    """
+
+    directory: str = ""
+    format: Literal["jsonl", "csv", "parquet"] = "jsonl"
+    interval: Annotated[Duration, about(least="100ms")] = Duration.parse("10s")
+    metrics: tuple[str, ...] = DEFAULT_METRICS
+    rotate: Annotated[Duration, about(least="1s")] = Duration.parse("1h")
+    rotate_size: Annotated[Size, about(least="4KiB")] = Size.parse("64MiB")
+    keep: Annotated[int, about(least=0)] = 0
+    keep_size: Annotated[Size, about(least="4KiB")] = Size.parse("1GiB")
+    compression: Literal["none", "gzip"] = "none"
 
     def __post_init__(self) -> None:
         if self.compression != "none" and self.format == "parquet":

@@ -10,63 +10,40 @@ from wattspan.ports import Exporter, ExporterContext, ExporterPlugin
 
 
 class OtlpSettings(Table, frozen=True):
-    """The settings of the table ``[exporters.otlp]``."""
+    """The settings of the table ``[exporters.otlp]``.
 
-    endpoint: Annotated[
-        str,
-        about(
-            "The receiver: `http://HOST:4318`, `https://HOST`, `grpc://HOST:4317`, `grpcs://HOST` "
-            'or `unix:///PATH`; "" turns the exporter off.'
-        ),
-    ] = ""
-    protocol: Annotated[
-        Literal["http/protobuf", "grpc"],
-        about("The protocol of an `http://` or `https://` endpoint; `grpc` needs the package h2."),
-    ] = "http/protobuf"
-    interval: Annotated[Duration, about("The interval of pushes.", least="1s", most="1h")] = (
-        Duration.parse("10s")
-    )
-    timeout: Annotated[
-        Duration, about("The longest wait for a response.", least="100ms", most="10m")
-    ] = Duration.parse("10s")
-    headers: Annotated[
-        str,
-        about(
-            'Headers sent with every push, as "authorization=Bearer%20...,x-tenant=a": the form '
-            "of OTEL_EXPORTER_OTLP_HEADERS. Never shown.",
-            secret=True,
-        ),
-    ] = ""
-    headers_file: Annotated[
-        str, about("A file with more headers, one a line, `name: value`; read at the start.")
-    ] = ""
-    compression: Annotated[
-        Literal["auto", "gzip", "none"],
-        about("`auto` is gzip to other hosts, and none on this host."),
-    ] = "auto"
-    tls_ca: Annotated[
-        str, about('A PEM file with the trusted authorities; "" for those of the host.')
-    ] = ""
-    tls_certificate: Annotated[
-        str, about("A PEM file with the agent's own certificate, for receivers that require one.")
-    ] = ""
-    tls_key: Annotated[
-        str, about('A PEM file with its key; "" if the certificate\'s file has it.')
-    ] = ""
-    metrics: Annotated[
-        tuple[str, ...],
-        about(
-            'OpenTelemetry names of the pushed metrics; `*` matches anything, and a leading "!" '
-            'excludes: ["*", "!wattspan.process.*"].'
-        ),
-    ] = ("*",)
-    resource: Annotated[
-        str,
-        about(
-            'More resource attributes, as "deployment.environment.name=prod,team=ml"; they win '
-            "over those of OTEL_RESOURCE_ATTRIBUTES and over the agent's own."
-        ),
-    ] = ""
+    Keys:
+        endpoint: The receiver: `http://HOST:4318`, `https://HOST`, `grpc://HOST:4317`,
+            `grpcs://HOST` or `unix:///PATH`; "" turns the exporter off.
+        protocol: The protocol of an `http://` or `https://` endpoint; `grpc` needs the package h2.
+        interval: The interval of pushes.
+        timeout: The longest wait for a response.
+        headers: Headers sent with every push, as "authorization=Bearer%20...,x-tenant=a": the form
+            of OTEL_EXPORTER_OTLP_HEADERS. Never shown.
+        headers_file: A file with more headers, one a line, `name: value`; read at the start.
+        compression: `auto` is gzip to other hosts, and none on this host.
+        tls_ca: A PEM file with the trusted authorities; "" for those of the host.
+        tls_certificate: A PEM file with the agent's own certificate, for receivers that require
+            one.
+        tls_key: A PEM file with its key; "" if the certificate's file has it.
+        metrics: OpenTelemetry names of the pushed metrics; `*` matches anything, and a leading "!"
+            excludes: ["*", "!wattspan.process.*"].
+        resource: More resource attributes, as "deployment.environment.name=prod,team=ml"; they win
+            over those of OTEL_RESOURCE_ATTRIBUTES and over the agent's own.
+    """
+
+    endpoint: str = ""
+    protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
+    interval: Annotated[Duration, about(least="1s", most="1h")] = Duration.parse("10s")
+    timeout: Annotated[Duration, about(least="100ms", most="10m")] = Duration.parse("10s")
+    headers: Annotated[str, about(secret=True)] = ""
+    headers_file: str = ""
+    compression: Literal["auto", "gzip", "none"] = "auto"
+    tls_ca: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    metrics: tuple[str, ...] = ("*",)
+    resource: str = ""
 
     def __post_init__(self) -> None:
         if self.tls_key and not self.tls_certificate:
