@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -30,17 +32,6 @@ from wattspan.recurring.jobs import (
     TrialOutcome,
     next_run,
 )
-from wattspan.recurring.run_statements import (
-    APPLICATION_ID,
-    JOB_BYTES,
-    MIGRATION,
-    SCHEMA,
-    SLICE,
-    VERSION,
-    WHOLE_FILE,
-    Statement,
-    statements_of,
-)
 
 MAX_NAME_LENGTH = 200
 MAX_SHOWN = 32
@@ -51,6 +42,98 @@ OPEN_DAYS = 90
 
 LOCK_TIMEOUT = 10.0
 """Seconds to wait for another process that writes the file."""
+
+APPLICATION_ID = 0x77726563  # "wrec"
+VERSION = 2
+
+_TABLES, _PART = Path(__file__).with_name("run_book.sql"), r"^-- part: .*\n"
+"""The script that makes the tables, in three parts, and the comment between them."""
+
+WHOLE_FILE = 0
+"""The key of the holder of everything."""
+
+JOB_BYTES = 512
+"""Upper estimate of the bytes of a job with its indexes, without its names and terms."""
+
+SLICE = 100
+"""Rows that one request removes of each kind, so that no request holds the lock for long."""
+
+
+class Statement(StrEnum):
+    """All statements on the rows of a file, which ``run_book.sql`` makes.
+
+    None reads rows of other principals, except the one that is next to be removed: a test checks
+    the query plans.
+    """
+
+    HOLDER = "SELECT key, parent, jobs, open, last_run, dropped FROM holder WHERE name = ?"
+    ADD_HOLDER = "INSERT INTO holder (parent, name) VALUES (?, ?)"
+    SHARING_JOBS = (
+        "SELECT count(*) FROM"
+        " (SELECT 1 FROM holder WHERE parent = ? AND jobs > 0 AND key <> ? LIMIT ?)"
+    )
+    SHARING_OPEN = (
+        "SELECT count(*) FROM"
+        " (SELECT 1 FROM holder WHERE parent = ? AND open > 0 AND key <> ? LIMIT ?)"
+    )
+    BYTES = "SELECT bytes FROM holder WHERE key = ?"
+    LARGEST = "SELECT key, runs FROM holder WHERE parent = ? ORDER BY bytes DESC LIMIT 1"
+    COUNT_DROPPED = "UPDATE holder SET dropped = dropped + ? WHERE key = ?"
+    REMOVE_HOLDER = "DELETE FROM holder WHERE key = ?"
+    REMOVE_IDLE_HOLDERS = (
+        "DELETE FROM holder WHERE key IN (SELECT key FROM holder"
+        " WHERE runs = 0 AND parent > 0 AND used < ? ORDER BY used LIMIT ?)"
+    )
+    JOB = (
+        "SELECT key, terms, runs FROM job"
+        " WHERE owner = ? AND name = ? AND gpus = ? AND forgotten = 0"
+    )
+    ADD_JOB = "INSERT INTO job (owner, name, gpus, terms, bytes) VALUES (?, ?, ?, ?, ?)"
+    NEWEST_JOBS = (
+        "SELECT key, gpus, terms FROM job"
+        " WHERE owner = ? AND forgotten = 0 ORDER BY newest DESC LIMIT ?"
+    )
+    JOBS_OF_NAME = (
+        "SELECT key, gpus, terms FROM job"
+        " WHERE owner = ? AND name = ? AND forgotten = 0 ORDER BY gpus LIMIT ?"
+    )
+    COUNT_JOBS_OF_NAME = "SELECT count(*) FROM job WHERE owner = ? AND name = ? AND forgotten = 0"
+    FORGET_OPEN_RUNS = (
+        "UPDATE run SET outcome = 'lost' WHERE outcome IS NULL AND job IN"
+        " (SELECT key FROM job WHERE owner = ? AND name = ? AND forgotten = 0)"
+    )
+    FORGET_JOBS = "UPDATE job SET forgotten = 1 WHERE owner = ? AND name = ? AND forgotten = 0"
+    FORGOTTEN_JOB = "SELECT key FROM job WHERE forgotten = 1 LIMIT 1"
+    ADD_RUN = (
+        "INSERT INTO run (owner, number, job, batch_size, host, pid, process_started, began)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    )
+    RUNS = (
+        "SELECT batch_size, outcome, energy, seconds, power, epochs, number FROM run"
+        " WHERE job = ? ORDER BY number DESC LIMIT ?"
+    )
+    RUN = (
+        "SELECT run.key, outcome FROM run JOIN job ON job.key = run.job"
+        " WHERE run.owner = ? AND number = ? AND forgotten = 0"
+    )
+    END_RUN = (
+        "UPDATE run SET outcome = ?, energy = ?, seconds = ?, power = ?, epochs = ? WHERE key = ?"
+    )
+    OPEN_RUNS = (
+        "SELECT key, host, pid, process_started FROM run"
+        " WHERE owner = ? AND outcome IS NULL ORDER BY number LIMIT ?"
+    )
+    LOSE_RUN = "UPDATE run SET outcome = 'lost' WHERE key = ? AND outcome IS NULL"
+    EXPIRE_RUNS = (
+        "UPDATE run SET outcome = 'lost' WHERE key IN (SELECT key FROM run"
+        " WHERE outcome IS NULL AND began < ? ORDER BY began LIMIT ?)"
+    )
+    REMOVE_OLDEST_OF_JOB = (
+        "DELETE FROM run WHERE key IN (SELECT key FROM run WHERE job = ? ORDER BY number LIMIT ?)"
+    )
+    REMOVE_OLDEST_OF_OWNER = (
+        "DELETE FROM run WHERE key IN (SELECT key FROM run WHERE owner = ? ORDER BY number LIMIT ?)"
+    )
 
 
 class RunBookLimits(NamedTuple):
@@ -273,7 +356,8 @@ class RunBook:
             self._database.execute("BEGIN IMMEDIATE")
             # Another process may have done it meanwhile.
             if (version := self._version()) != VERSION:
-                script = SCHEMA if version is None else MIGRATION
+                parts = re.split(_PART, _TABLES.read_text("utf-8"), flags=re.MULTILINE)
+                script = parts[1] if version is None else "".join(parts)
                 for statement in statements_of(script):
                     self._database.execute(statement)
             self._database.execute("COMMIT")
@@ -397,3 +481,13 @@ class RunBook:
 
 def _decoded(terms: bytes) -> RecurringJobTerms:
     return msgspec.json.decode(terms, type=RecurringJobTerms)
+
+
+def statements_of(script: str) -> Iterator[str]:
+    """The statements of a script one by one: sqlite3's own `executescript` would commit first."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

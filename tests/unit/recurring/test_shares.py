@@ -14,21 +14,18 @@ import pytest
 from wattspan.model import Principal
 from wattspan.recurring.jobs import RecurringJobTerms, SearchPolicy, TrainingRun, TrialOutcome
 from wattspan.recurring.run_book import (
+    JOB_BYTES,
     OPEN_DAYS,
+    SLICE,
     NoRoomError,
     RunBook,
     RunBookLimits,
     RunningProcess,
+    Statement,
     UnknownRunError,
 )
-from wattspan.recurring.run_statements import (
-    HOLDER_BYTES,
-    JOB_BYTES,
-    RUN_BYTES,
-    SLICE,
-    Statement,
-)
 
+HOLDER_BYTES, RUN_BYTES = 1024, 256  # in run_book.sql
 TERMS = RecurringJobTerms("nightly", SearchPolicy((16, 32, 64), 32, rounds=1), 0.8, True, 10)
 ADA, EVE = Principal(1000), Principal(1001)
 HERE = RunningProcess("node7", 4711, 99)
