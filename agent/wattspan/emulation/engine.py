@@ -32,9 +32,10 @@ from wattspan.emulation.control import COUNTERS_SOCKET, SOCKET_NAME
 from wattspan.emulation.gpus import HostGpus
 from wattspan.emulation.host import KERNELS, HostProfile, profile_named
 from wattspan.emulation.jobs import JobManager, set_process_name
-from wattspan.emulation.performance_counters import CounterLaw, JobCounters
 from wattspan.emulation.powercap_engine import (
+    CounterLaw,
     CpuJobs,
+    JobCounters,
     PowercapEngine,
     PowercapRunner,
     on_sockets,

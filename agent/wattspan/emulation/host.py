@@ -18,8 +18,7 @@ from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100, MI300X, EmulatedBoard, Kernel
 from wattspan.emulation.control import COUNTERS_SOCKET, Closeable, ControlClient
 from wattspan.emulation.gpu_file import AMD_GPUS, NVIDIA_GPUS
-from wattspan.emulation.performance_counters import CounterLaw
-from wattspan.emulation.powercap_engine import CpuLaw
+from wattspan.emulation.powercap_engine import CounterLaw, CpuLaw
 from wattspan.emulation.powercap_tree import (
     LAYOUTS,
     NO_COUNTERS,

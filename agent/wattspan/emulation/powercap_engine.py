@@ -1,4 +1,4 @@
-"""CPU energy of an emulated host: CPU time becomes energy, under power limits.
+"""CPU energy and performance counters of an emulated host, by CPU time and under power limits.
 
 The law is pure and linear, so that the energy of any process is known exactly from its CPU time: a
 socket always draws its idle power, and a fixed number of joules for each second that a CPU is
@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import EnergyLog
@@ -30,6 +32,7 @@ from wattspan.model import MILLISECOND, Microjoules
 from wattspan.ports import Clock
 from wattspan.processes.cgroups import find_hierarchy
 from wattspan.processes.host import open_busy_clock
+from wattspan.processes.table import ReadClock, clock_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,3 +440,57 @@ class PowercapRunner:
             # A missed deadline is skipped: the counters are functions of time, not of steps.
             deadline = max(deadline + self._period, self._clock.monotonic())
             self._clock.sleep_until(deadline)
+
+
+# ------------------------------------------------------------------------- performance counters
+
+
+class CounterLaw(NamedTuple):
+    """Counts in a microsecond of CPU time at full speed, of every job."""
+
+    cycles: int = 2600
+    instructions: int = 3900
+    misses: int = 8
+
+
+class JobCounters:
+    """The counts of jobs since the last call, in the form of the helper's answers.
+
+    They count the jobs only, whose CPU time is real. A power limit of a socket slows its cycles and
+    its instructions; misses go with CPU time, as the energy of the emulated memory does.
+
+    ``sockets`` tells the socket of each job by its pid, ``speeds`` the speed of each socket's CPUs.
+    """
+
+    def __init__(
+        self,
+        law: CounterLaw,
+        sockets: Callable[[], Mapping[int, int]],
+        speeds: Callable[[], Sequence[float]],
+        read_clock: ReadClock = SystemClock.read_cpu_clock,
+    ) -> None:
+        self._law, self._sockets, self._speeds = law, sockets, speeds
+        self._read_clock = read_clock
+        self._seen: dict[int, int] = {}  # CPU time of each job
+        self.sums()
+
+    def sums(self) -> bytes:
+        """All pairs of a pid and a socket, then time, cycles, reference, instructions, misses."""
+        pairs, words = array("Q"), array("Q")
+        cycles, instructions, misses = self._law
+        before, self._seen, speeds = self._seen, {}, self._speeds()
+        for pid, socket in self._sockets().items():
+            try:
+                now = self._read_clock(clock_id(pid))
+            except OSError:  # it has ended
+                continue
+            self._seen[pid] = now
+            time = max(0, now - before.get(pid, 0))
+            paced = round(time * speeds[socket])
+            pairs.append(pid << 32 | socket)
+            counts = paced * cycles, time * cycles, paced * instructions, time * misses
+            words.extend((time, *(each // 1000 for each in counts)))
+        return pairs.tobytes() + words.tobytes()
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wattspan.emulation.performance_counters import CounterLaw, JobCounters
+from wattspan.emulation.powercap_engine import CounterLaw, JobCounters
 from wattspan.model import MILLISECOND, SECOND, Counts
 from wattspan.processes.performance_counters import CounterSums
 from wattspan.processes.table import clock_id
