@@ -32,8 +32,7 @@ from wattspan.model import (
 from wattspan_exporters.catalogue import select_metrics
 from wattspan_exporters.catalogue.definition import sanitize
 from wattspan_exporters.files import DEFAULT_METRICS
-from wattspan_exporters.files.convert import convert
-from wattspan_exporters.files.rows import CSV, format_time
+from wattspan_exporters.files.rows import CSV, convert, format_time
 
 pytestmark = pytest.mark.slow
 

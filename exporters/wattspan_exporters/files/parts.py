@@ -423,7 +423,7 @@ def _to_parquet(part: int, draft: int) -> None:
     if not has_pyarrow():
         raise PartConversionError(NO_PYARROW)
     os.lseek(part, 0, os.SEEK_SET)
-    command = module_command("wattspan_exporters.files.convert", str(draft))
+    command = module_command("wattspan_exporters.files.rows", str(draft))
     try:
         done = subprocess.run(  # noqa: S603 - own interpreter and module
             command,

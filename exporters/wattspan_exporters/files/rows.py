@@ -1,4 +1,4 @@
-"""The columns of every file, and the rows of a snapshot as JSON Lines or CSV.
+"""The columns of every file, and the rows of a snapshot as JSON Lines, CSV or Parquet.
 
 A file has one row for each series of each snapshot.
 """
@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
 
 from wattspan.model import Snapshot
 from wattspan.util.text import escape_formula
@@ -191,3 +196,64 @@ def format_time(wall: int) -> str:
     """Unix nanoseconds as RFC 3339 in UTC, to the microsecond, rounded down."""
     seconds, nanoseconds = divmod(wall, 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds // 1000:06d}Z"
+
+
+# ------------------------------------------------------------------------------------- Parquet
+
+ROW_GROUP_SIZE = 20_000
+"""Rows converted at a time; bounds the memory."""
+
+
+def convert(part: BinaryIO, out: BinaryIO) -> int:
+    """Write the rows of ``part``, JSON Lines, to ``out`` as Parquet; returns their number.
+
+    Only here pyarrow is imported, in a process of its own: its memory is freed with its end.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    types = {
+        ColumnType.TIME: (datetime, pa.timestamp("us", tz="UTC")),
+        ColumnType.INTEGER: (int, pa.int64()),
+        ColumnType.NUMBER: (float, pa.float64()),
+        ColumnType.TEXT: (str, pa.string()),
+    }
+    fields = [(c.name, types[c.kind][0] | None, None) for c in COLUMNS]
+    row_type = msgspec.defstruct("Row", fields, gc=False)
+    rows: Iterator[Any] = map(msgspec.json.Decoder(row_type).decode, part)
+    group = list(islice(rows, ROW_GROUP_SIZE))
+    schema = pa.schema([(c.name, types[c.kind][1]) for c in COLUMNS], metadata(group))
+    written = 0
+    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        while group:
+            table = [[getattr(row, column.name) for row in group] for column in COLUMNS]
+            writer.write_table(pa.table(table, schema=schema))
+            written += len(group)
+            group = list(islice(rows, ROW_GROUP_SIZE))
+    return written
+
+
+def metadata(rows: Sequence[Any]) -> dict[str, str]:
+    """The metadata of the file."""
+    host = (rows[0].host or "") if rows else ""
+    # The chosen metrics may be without provenance.
+    emulated = host.startswith("emulated-") or any(row.provenance == "emulated" for row in rows)
+    return {
+        "wattspan.schema": str(FORMAT_VERSION),
+        "wattspan.host": host,
+        "wattspan.emulated": "true" if emulated else "false",
+    }
+
+
+def main() -> None:
+    """``python -m wattspan_exporters.files.rows FD <PART`` writes the Parquet file ``FD``."""
+    os.nice(10)  # not urgent
+    with (
+        os.fdopen(os.dup(0), "rb") as part,
+        os.fdopen(int(sys.argv[1]), "wb") as out,
+    ):
+        convert(part, out)
+
+
+if __name__ == "__main__":
+    main()
