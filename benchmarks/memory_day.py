@@ -57,7 +57,7 @@ from wattspan.service.span_joiner import SpanJoiner
 from wattspan.storage.store import Store
 from wattspan.testing import FakeDirectory, ManualClock
 from wattspan.util.process import configure_memory, release_memory
-from wattspan_exporters.page.site import LIVE_JSON_PATH, LivePage
+from wattspan_exporters.page import LIVE_JSON_PATH, LivePage
 from wattspan_exporters.prometheus.exporter import METRICS_PATH, MetricsPages, SelfMetrics
 
 HOUR = 3600 * SECOND

@@ -21,9 +21,9 @@ from testbed.waiting import eventually
 from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.model import HwType, Instant, Microjoules, Snapshot
 from wattspan.testing import ManualClock
+from wattspan_exporters.page import CONTENT_TYPES, SECURITY_HEADERS, STATIC_DIRECTORY
 from wattspan_exporters.page.flow import build_flow
 from wattspan_exporters.page.history import PageHistory
-from wattspan_exporters.page.site import CONTENT_TYPES, SECURITY_HEADERS, STATIC_DIRECTORY
 
 PATHS = sorted(
     "/" + path.relative_to(STATIC_DIRECTORY).as_posix()
@@ -112,8 +112,8 @@ def test_whole_page_is_small(served: Served) -> None:
         "//etc/passwd",
         "/live.json/",
         "/page.css%00.js",
-        "/..%2fsite.py",
-        "\\..\\site.py",
+        "/..%2fflow.py",
+        "\\..\\flow.py",
         "/PAGE.CSS",
     ],
 )

@@ -37,7 +37,7 @@ from wattspan.model import Failure, Knob, Snapshot
 from wattspan.service.daemon import FailureReporter
 from wattspan.testing import ManualClock
 from wattspan.util.text import clean_label as group_name
-from wattspan_exporters.page.site import LivePage
+from wattspan_exporters.page import LivePage
 from wattspan_exporters.prometheus.exporter import MetricsPages, SelfMetrics
 from wattspan_exporters.prometheus.renderer import ExpositionFormat, Renderer
 

@@ -31,7 +31,7 @@ from wattspan_exporters.catalogue import CATALOGUE
 from wattspan_exporters.catalogue.definition import Instrument, Metric, sanitize, single
 from wattspan_exporters.catalogue.gpu import DCGM
 from wattspan_exporters.catalogue.inference import GEN_AI_PROPOSAL
-from wattspan_exporters.page.site import LIVE_JSON_PATH, SECURITY_HEADERS, LivePage
+from wattspan_exporters.page import LIVE_JSON_PATH, SECURITY_HEADERS, LivePage
 from wattspan_exporters.prometheus import PrometheusSettings
 from wattspan_exporters.prometheus.renderer import (
     OPENMETRICS_END,

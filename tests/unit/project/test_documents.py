@@ -23,7 +23,7 @@ FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 ROWS = re.compile(r"<!-- rows of (\w+) -->(.*?)<!-- end of rows -->", re.DOTALL)
 LOCATED = (
     "agent/wattspan/cli/tune/reasons.toml",  # by explanation.py
-    "exporters/wattspan_exporters/page/static/",  # by site.py
+    "exporters/wattspan_exporters/page/static/",  # by the live page
 )
 """Texts whose reader replaces the paths of pages by `located_pages`."""
 

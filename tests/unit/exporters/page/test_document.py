@@ -15,7 +15,7 @@ from testbed.snapshots import busy_host, serving_host
 from wattspan.api import snapshot_document as api_snapshot
 from wattspan.api.snapshot_document import decode_snapshot, snapshot_document
 from wattspan.model import AgentStats, Instant, Snapshot
-from wattspan_exporters.page import site as document
+from wattspan_exporters import page as document
 from wattspan_exporters.page.history import PageHistory
 
 REFERENCE = Path(__file__).parents[4] / "docs/reference"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from wattspan_exporters.page.site import STATIC_DIRECTORY
+from wattspan_exporters.page import STATIC_DIRECTORY
 
 ELEMENT = """
 const has = {}, element = {

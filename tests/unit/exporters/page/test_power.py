@@ -11,8 +11,8 @@ import pytest
 from testbed.snapshots import CPU, GPU, J, account, process
 
 from wattspan.model import SECOND, DomainAccount, GapReason, Instant, Snapshot
+from wattspan_exporters.page import build_document
 from wattspan_exporters.page.history import STEP, PageHistory
-from wattspan_exporters.page.site import build_document
 
 BUSY, IDLE, NOBODY = 80, 15, 5
 """Watts that a device of these hosts always draws."""
