@@ -237,10 +237,6 @@ STATED_WATTS = 5.0
 """The least error of a power sensor in watts, as nvidia-smi's manual states it."""
 
 EnergyChoice = Literal["auto", "counter", "power"]
-ENERGY_CHOICE = (
-    "Energy that counts: of the `counter`, of the integrated `power`, or of the counter unless both"
-    " differ by more than the sensors can err by far (`auto`)."
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,30 +96,28 @@ NAME = "estimate"
 
 
 class EstimateSettings(Table, frozen=True):
-    """CPU energy estimated from load, for a host without a counter; off by default."""
+    """CPU energy estimated from load, for a host without a counter; off by default.
 
-    enabled: Annotated[bool, about("Estimate the energy of CPUs without a counter.")] = False
-    tdp_watts: Annotated[
-        float, about("Power of one busy socket; required, there is no default.", least=0)
-    ] = 0.0
-    idle_fraction: Annotated[
-        float, about("Power of an idle socket, as a fraction of `tdp_watts`.", least=0, most=1)
-    ] = 0.3
-    curvature: Annotated[
-        # Beyond 2 the curve would fall before full load, below 1 it would start below idle.
-        float,
-        about("Curvature of power over load; 1 is a straight line.", least=1, most=2),
-    ] = 1.4
-    dram_gigabytes: Annotated[
-        float, about("The host's memory; 0 leaves memory out of the estimate.", least=0)
-    ] = 0.0
-    dram_watts_per_gigabyte: Annotated[float, about("Constant power of memory.", least=0)] = 0.375
-    procfs: Annotated[
-        str, about("Mount point of procfs; in a container, that of the host's procfs.")
-    ] = "/proc"
-    sysfs: Annotated[
-        str, about("Mount point of sysfs; in a container, that of the host's sysfs.")
-    ] = "/sys"
+    Keys:
+        enabled: Estimate the energy of CPUs without a counter.
+        tdp_watts: Power of one busy socket; required, there is no default.
+        idle_fraction: Power of an idle socket, as a fraction of `tdp_watts`.
+        curvature: Curvature of power over load; 1 is a straight line.
+        dram_gigabytes: The host's memory; 0 leaves memory out of the estimate.
+        dram_watts_per_gigabyte: Constant power of memory.
+        procfs: Mount point of procfs; in a container, that of the host's procfs.
+        sysfs: Mount point of sysfs; in a container, that of the host's sysfs.
+    """
+
+    enabled: bool = False
+    tdp_watts: Annotated[float, about(least=0)] = 0.0
+    idle_fraction: Annotated[float, about(least=0, most=1)] = 0.3
+    # Beyond 2 the curve would fall before full load, below 1 it would start below idle.
+    curvature: Annotated[float, about(least=1, most=2)] = 1.4
+    dram_gigabytes: Annotated[float, about(least=0)] = 0.0
+    dram_watts_per_gigabyte: Annotated[float, about(least=0)] = 0.375
+    procfs: str = "/proc"
+    sysfs: str = "/sys"
 
 
 class EstimateSource:

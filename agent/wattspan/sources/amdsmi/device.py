@@ -171,16 +171,14 @@ def board_address(text: Any) -> tuple[str, int]:
 
 
 class AmdSmiSettings(GpuSettings, frozen=True):
-    """AMD GPUs: intervals of the calls, and the longest duration of a call."""
+    """AMD GPUs: intervals of the calls, and the longest duration of a call.
 
-    usage_interval: Annotated[
-        Duration,
-        about(
-            "Interval of process lists with their activity; the library searches all of /proc for"
-            " each.",
-            least="10ms",
-        ),
-    ] = Duration.parse("500ms")
+    Keys:
+        usage_interval: Interval of process lists with their activity; the library searches all of
+            /proc for each.
+    """
+
+    usage_interval: Annotated[Duration, about(least="10ms")] = Duration.parse("500ms")
 
 
 class AmdSmiVendor(GpuVendor):

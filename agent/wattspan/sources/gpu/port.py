@@ -28,7 +28,7 @@ from wattspan.model import (
 from wattspan.model.settings import Duration, Table, about
 from wattspan.ports import Clock, SourceContext
 from wattspan.sources.driver_thread import CallInterval
-from wattspan.sources.energy_meter import ENERGY_CHOICE, EnergyChoice
+from wattspan.sources.energy_meter import EnergyChoice
 from wattspan.sources.gpu.calls import (
     NOT_FOUND,
     NOT_SUPPORTED,
@@ -55,29 +55,24 @@ FailureOf = Callable[[str, Trouble, str, str], Failure]
 
 
 class GpuSettings(Table, frozen=True):
-    """Intervals of the calls of a source of GPUs, and the longest duration of a call."""
+    """Intervals of the calls of a source of GPUs, and the longest duration of a call.
 
-    enabled: Annotated[
-        bool | Literal["auto"],
-        about("`auto`: read them if there are any; `true`: the agent does not start without them."),
-    ] = "auto"
-    interval: Annotated[
-        Duration,
-        about("Shortest interval of energy reads, half that of power reads.", least="10ms"),
-    ] = Duration.parse("100ms")
-    energy: Annotated[EnergyChoice, about(ENERGY_CHOICE)] = "auto"
-    usage_interval: Annotated[
-        Duration, about("Interval of reads of the processes' use.", least="10ms")
-    ] = Duration.parse("500ms")
-    status_interval: Annotated[
-        Duration,
-        about(
-            "Interval of reads of limits, clocks, temperature, memory and throttling.", least="10ms"
-        ),
-    ] = Duration.parse("1s")
-    deadline: Annotated[
-        Duration, about("Longest duration of a driver call; a longer one is reported as stuck.")
-    ] = Duration.parse("2s")
+    Keys:
+        enabled: `auto`: read them if there are any; `true`: the agent does not start without them.
+        interval: Shortest interval of energy reads, half that of power reads.
+        energy: Energy that counts: of the `counter`, of the integrated `power`, or of the counter
+            unless both differ by more than the sensors can err by far (`auto`).
+        usage_interval: Interval of reads of the processes' use.
+        status_interval: Interval of reads of limits, clocks, temperature, memory and throttling.
+        deadline: Longest duration of a driver call; a longer one is reported as stuck.
+    """
+
+    enabled: bool | Literal["auto"] = "auto"
+    interval: Annotated[Duration, about(least="10ms")] = Duration.parse("100ms")
+    energy: EnergyChoice = "auto"
+    usage_interval: Annotated[Duration, about(least="10ms")] = Duration.parse("500ms")
+    status_interval: Annotated[Duration, about(least="10ms")] = Duration.parse("1s")
+    deadline: Duration = Duration.parse("2s")
 
     @property
     def longest(self) -> int:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -32,7 +32,7 @@ from wattspan.model import (
     Trouble,
     mean_power,
 )
-from wattspan.model.settings import Table, about
+from wattspan.model.settings import Table
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.device_power import DevicePower, processor_around
 from wattspan.sources.driver_thread import CallInterval, DriverThreadSource
@@ -514,24 +514,20 @@ def _access_failure(path: str, error: OSError, domain_id: str) -> Failure:
 
 
 class HwmonSettings(Table, frozen=True):
-    """Power and energy sensors of hwmon: NVIDIA Grace, Jetson, ACPI meters, Intel GPUs."""
+    """Power and energy sensors of hwmon: NVIDIA Grace, Jetson, ACPI meters, Intel GPUs.
 
-    enabled: Annotated[
-        bool | Literal["auto"],
-        about("`auto`: read them if there are any; `true`: the agent does not start without them."),
-    ] = "auto"
-    sensors: Annotated[
-        dict[str, str],
-        about(
-            'The part that a sensor measures, as `{"CHIP/LABEL" = PART}`: `cpu` (charged by CPU '
-            "time), `cpu:SOCKET`, `memory`, `gpu`, `machine` (not summed) or `ignore`. CHIP is the "
-            "chip's file `name`, CHIP@DEVICE one of several; without a label, LABEL is the channel,"
-            " such as `power1`."
-        ),
-    ] = msgspec.field(default_factory=dict)
-    sysfs: Annotated[
-        str, about("Mount point of sysfs; in a container, that of the host's sysfs.")
-    ] = "/sys"
+    Keys:
+        enabled: `auto`: read them if there are any; `true`: the agent does not start without them.
+        sensors: The part that a sensor measures, as `{"CHIP/LABEL" = PART}`: `cpu` (charged by CPU
+            time), `cpu:SOCKET`, `memory`, `gpu`, `machine` (not summed) or `ignore`. CHIP is the
+            chip's file `name`, CHIP@DEVICE one of several; without a label, LABEL is the channel,
+            such as `power1`.
+        sysfs: Mount point of sysfs; in a container, that of the host's sysfs.
+    """
+
+    enabled: bool | Literal["auto"] = "auto"
+    sensors: dict[str, str] = msgspec.field(default_factory=dict)
+    sysfs: str = "/sys"
 
     interval: ClassVar = POWER_READ_INTERVAL
     longest: ClassVar = 10 * SECOND

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from wattspan.model import (
     SECOND,
@@ -29,7 +29,7 @@ from wattspan.model import (
     PowerLimits,
     Trouble,
 )
-from wattspan.model.settings import Duration, about, quoted
+from wattspan.model.settings import Duration, quoted
 from wattspan.ports import Clock, SourceContext
 from wattspan.sources.driver_thread import CallInterval
 from wattspan.sources.gpu.calls import FIELD_ERRORS, NOT_SUPPORTED, DriverError, GpuCalls
@@ -97,33 +97,24 @@ _MAX_STATIC_WATTS = 2000
 
 
 class NvmlSettings(GpuSettings, frozen=True):
-    """NVIDIA GPUs: intervals of the calls, and the longest duration of a call."""
+    """NVIDIA GPUs: intervals of the calls, and the longest duration of a call.
 
-    process_interval: Annotated[
-        Duration,
-        about(
-            "Interval of process lists, which are slow on some drivers; at least 1s. An unused "
-            "board is asked for them, clocks and throttling every 5s."
-        ),
-    ] = _SECOND
-    static_watts: Annotated[
-        Literal["auto"] | dict[str, float],
-        about(
-            "Power of a board that is blocked on communication, which splits the energy of spans "
-            'into a static and a dynamic part. `"auto"`: learned from spans in `[spans] waiting`; '
-            'or watts by model, as `{A100 = 85, "H100 80GB" = 115}`: a part of the board\'s name.'
-        ),
-    ] = "auto"
-    dcgm: Annotated[
-        str,
-        about(
-            "Address of dcgm-exporter's metrics, as `http://127.0.0.1:9400/metrics`: the activity "
-            "of MIG instances on boards whose driver does not report it (Ampere). "
-            "The server at this address decides their division: use a port below 1024, which "
-            "ordinary users cannot bind. "
-            '`""`: such boards are divided equally among the slices in use.'
-        ),
-    ] = ""
+    Keys:
+        process_interval: Interval of process lists, which are slow on some drivers; at least 1s.
+            An unused board is asked for them, clocks and throttling every 5s.
+        static_watts: Power of a board that is blocked on communication, which splits the energy of
+            spans into a static and a dynamic part. `"auto"`: learned from spans in
+            `[spans] waiting`; or watts by model, as `{A100 = 85, "H100 80GB" = 115}`: a part of the
+            board's name.
+        dcgm: Address of dcgm-exporter's metrics, as `http://127.0.0.1:9400/metrics`: the activity
+            of MIG instances on boards whose driver does not report it (Ampere). The server at this
+            address decides their division: use a port below 1024, which ordinary users cannot bind.
+            `""`: such boards are divided equally among the slices in use.
+    """
+
+    process_interval: Duration = _SECOND
+    static_watts: Literal["auto"] | dict[str, float] = "auto"
+    dcgm: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()

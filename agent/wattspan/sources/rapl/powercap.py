@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from wattspan.model import MILLISECOND, SECOND, Domain, Failure, Microjoules, Reading
-from wattspan.model.settings import Table, about
+from wattspan.model.settings import Table
 from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourceError, SourcePlugin
 from wattspan.sources.rapl.sysfs import (
     ENERGY_FILE,
@@ -317,21 +317,18 @@ class PowercapSource(RaplSource):
 
 
 class RaplSettings(Table, frozen=True):
-    """Energy counters of CPU packages and memory (RAPL)."""
+    """Energy counters of CPU packages and memory (RAPL).
 
-    enabled: Annotated[
-        bool | Literal["auto"],
-        about("`auto`: read them if there are any; `true`: the agent does not start without them."),
-    ] = "auto"
-    reader: Annotated[
-        Literal["powercap", "pyrapl"],
-        about(
-            "`powercap`: the agent's own reader; `pyrapl`: the pyRAPL library, with fewer domains."
-        ),
-    ] = "powercap"
-    sysfs: Annotated[
-        str, about("Mount point of sysfs; in a container, that of the host's sysfs.")
-    ] = "/sys"
+    Keys:
+        enabled: `auto`: read them if there are any; `true`: the agent does not start without them.
+        reader: `powercap`: the agent's own reader; `pyrapl`: the pyRAPL library, with fewer
+            domains.
+        sysfs: Mount point of sysfs; in a container, that of the host's sysfs.
+    """
+
+    enabled: bool | Literal["auto"] = "auto"
+    reader: Literal["powercap", "pyrapl"] = "powercap"
+    sysfs: str = "/sys"
 
 
 def open_rapl(settings: RaplSettings, context: SourceContext) -> CounterSource | None:
