@@ -6,8 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from operator import sub
-from typing import NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from wattspan.model import Exemplar, Snapshot
 from wattspan.util.text import MAX_LABEL, cut_with_digest
@@ -131,6 +135,31 @@ class Metric:
         main, _, per = self.unit.partition("/")
         word = _unit_word(main)
         return f"{word}_per_{_unit_word(per, _PER_WORDS)}" if word and per else word
+
+
+@cache
+def declarations() -> dict[str, dict[str, Any]]:
+    """The facts of every metric in ``metrics.toml``, as arguments of `Metric`, by its name."""
+    text = Path(__file__).with_name("metrics.toml").read_bytes()
+    found = msgspec.toml.decode(text, type=dict[str, dict[str, Any]])
+    for facts in found.values():
+        facts["instrument"] = Instrument(facts["instrument"])
+        facts["attributes"] = tuple(facts.get("attributes", ()))
+        facts.setdefault("unit", "")
+    return found
+
+
+def declared(
+    name: str,
+    draw: Draw = no_samples,
+    *,
+    exemplars: DrawExemplars | None = None,
+    begins: StartTimes | None = None,
+    histogram: Histogram | None = None,
+) -> Metric:
+    """The metric of ``metrics.toml`` with this name, drawn by ``draw`` or as a histogram."""
+    how = {"draw": draw, "exemplars": exemplars, "begins": begins, "histogram": histogram}
+    return Metric(**{"name": name, **declarations()[name], **how})
 
 
 def bound_texts(metric: Metric) -> tuple[str, ...]:

@@ -22,21 +22,15 @@ from wattspan.model import (
 from wattspan.model.settings import Duration
 from wattspan_exporters.catalogue.definition import (
     Draw,
-    Instrument,
     Labels,
     Metric,
     Sample,
+    declared,
     each,
     each_item,
     items_of,
     single,
 )
-
-COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
-GAUGE, INFO = Instrument.GAUGE, Instrument.INFO
-
-HARDWARE_ATTRIBUTES = ("hw.id", "hw.type", "hw.name", "hw.parent", "provenance")
-TYPE_ATTRIBUTES = ("hw.id", "hw.type", "provenance")
 
 OUTSIDE_COVER = "outside-cover"
 """``hw_parent`` of a domain outside of the cover without a parent."""
@@ -135,6 +129,11 @@ def host_ramps(snapshot: Snapshot) -> Iterator[Sample]:
         yield (f"{window // SECOND}s",), ramp
 
 
+def domain_up(snapshot: Snapshot) -> Iterator[Sample]:
+    for account in snapshot.domains:
+        yield (account.domain.id,), int(account.present and not account.silent)
+
+
 def gap_time(snapshot: Snapshot) -> Iterator[Sample]:
     """Yield every reason of every domain, including zeros.
 
@@ -158,45 +157,17 @@ def domain_info(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 ENERGY = (
-    Metric("hw.energy", COUNTER, "J",
-           "Energy of one domain since its discovery; the part from outside the cover is a series "
-           "of its own, with another `hw_parent`.",
-           HARDWARE_ATTRIBUTES, domain_energy, lasting=True),
-    Metric("hw.power", GAUGE, "W", "Mean power of one domain over about the last second.",
-           HARDWARE_ATTRIBUTES, each(attrgetter("domains"), _hardware, attrgetter("power"))),
-    Metric("hw.host.energy", COUNTER, "J",
-           "Energy of all domains of the cover, without double counting.",
-           ("provenance",), host_energy, lasting=True),
-    Metric("hw.host.power", GAUGE, "W",
-           "Mean power of the cover; absent while the power of any member is unknown.",
-           ("provenance",), host_power),
-    Metric("wattspan.host.power.ramp", GAUGE, "W/s",
-           "Largest change of the cover's mean power between two neighbouring windows in the last "
-           "minute, divided by their length; absent while the energy of all such windows is "
-           "unknown.",
-           ("window",), host_ramps),
-    Metric("wattspan.host.certainty.info", INFO, "",
-           "Certainty of the two sums of the cover (`energy`, `power`): `known`; `lower_bound` if "
-           "a member's is unknown, which the sum then lacks; `unknown` if every member's is.",
-           ("figure", "certainty"), host_certainty),
-    Metric("wattspan.domain.certainty.info", INFO, "",
-           "Certainty of the energy and the power of one domain: `known`; `lower_bound` if time "
-           "with unknown energy is in the period that the counter covers; `unknown`.",
-           ("hw.id", "figure", "certainty"), domain_certainty),
-    Metric("wattspan.domain.up", GAUGE, "",
-           "Readings of the domain: 1 if it gives them, 0 if not, or if only its account remains.",
-           ("hw.id",),
-           each(attrgetter("domains"), lambda a: (a.domain.id,),
-                lambda a: int(a.present and not a.silent))),
-    # The translation rules would keep "time" in the name.
-    Metric("wattspan.gap.time", COUNTER, "s",
-           "Time with unknown energy, by reason. The agent does not interpolate it.",
-           ("hw.id", "reason"), gap_time, lasting=True, series="wattspan_gap_seconds_total"),
-    Metric("wattspan.domain.info", INFO, "",
-           "Description of a domain and of the origin of its figures.",
-           (*HARDWARE_ATTRIBUTES[:4], "source", "provenance", "method", "in_cover", "resolution"),
-           domain_info),
-)  # fmt: skip
+    declared("hw.energy", domain_energy),
+    declared("hw.power", each(attrgetter("domains"), _hardware, attrgetter("power"))),
+    declared("hw.host.energy", host_energy),
+    declared("hw.host.power", host_power),
+    declared("wattspan.host.power.ramp", host_ramps),
+    declared("wattspan.host.certainty.info", host_certainty),
+    declared("wattspan.domain.certainty.info", domain_certainty),
+    declared("wattspan.domain.up", domain_up),
+    declared("wattspan.gap.time", gap_time),
+    declared("wattspan.domain.info", domain_info),
+)
 
 # ------------------------------------------------------------------------ processes and groups
 
@@ -299,43 +270,17 @@ def baseline_quality(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 ACCOUNTS = (
-    Metric("wattspan.process.energy", COUNTER, "J",
-           "Energy attributed to one listed process, or to all other processes as `other`.",
-           ("hw.type", "pid", "command", "group", "provenance"), process_energy,
-           lasting=True, begins=process_start_times),
-    Metric("wattspan.group.energy", COUNTER, "J",
-           "Energy attributed to one group of processes, including ended processes.",
-           ("hw.type", "group_kind", "group", "provenance"), group_energy, lasting=True),
-    Metric("wattspan.idle.energy", COUNTER, "J",
-           "Idle energy of a domain, by its learned idle power.",
-           TYPE_ATTRIBUTES, _of_attributed("idle", lasting=True), lasting=True),
-    Metric("wattspan.unattributed.energy", COUNTER, "J",
-           "Active energy of a domain that cannot be attributed to a process.",
-           TYPE_ATTRIBUTES, _of_attributed("unattributed", lasting=True), lasting=True),
-    Metric("wattspan.pending.energy", UPDOWN, "J",
-           "Measured energy before its division; no counter includes it yet.",
-           TYPE_ATTRIBUTES, _of_attributed("pending")),
-    Metric("wattspan.idle.power", GAUGE, "W", "Learned idle power of the domain.",
-           TYPE_ATTRIBUTES, _of_attributed("idle_power")),
-    Metric("wattspan.idle.power_error", GAUGE, "W",
-           "Half-width of the 95 % range of a learned idle power. That of a GPU is its mean power "
-           "without users, and has 0.",
-           TYPE_ATTRIBUTES, _of_attributed("idle_power_error")),
-    Metric("wattspan.baseline.info", INFO, "",
-           "Origin of the idle power of a domain: `baseline_learned`, `baseline_remembered` from "
-           "an earlier run or the configuration, `baseline_doubtful` if an equal device, an "
-           "earlier run or the range of all devices contradicts it, or `baseline_unknown`.",
-           (*TYPE_ATTRIBUTES, "quality"), baseline_quality),
-    Metric("wattspan.attribution.certainty.info", INFO, "",
-           "Certainty of the energy of processes, groups, spans and requests: `known`; "
-           "`lower_bound` if a part of a device's energy was not measured, or not divided "
-           "without a known idle power; `unknown` if no device of the type was ever measured.",
-           ("hw.type", "certainty"), attribution_certainty),
-    Metric("wattspan.baseline_unknown.energy", COUNTER, "J",
-           "Part of the unattributed energy that may be idle energy, from time with an unknown or "
-           "doubtful idle power.",
-           TYPE_ATTRIBUTES, _of_attributed("withheld", lasting=True), lasting=True),
-)  # fmt: skip
+    declared("wattspan.process.energy", process_energy, begins=process_start_times),
+    declared("wattspan.group.energy", group_energy),
+    declared("wattspan.idle.energy", _of_attributed("idle", lasting=True)),
+    declared("wattspan.unattributed.energy", _of_attributed("unattributed", lasting=True)),
+    declared("wattspan.pending.energy", _of_attributed("pending")),
+    declared("wattspan.idle.power", _of_attributed("idle_power")),
+    declared("wattspan.idle.power_error", _of_attributed("idle_power_error")),
+    declared("wattspan.baseline.info", baseline_quality),
+    declared("wattspan.attribution.certainty.info", attribution_certainty),
+    declared("wattspan.baseline_unknown.energy", _of_attributed("withheld", lasting=True)),
+)
 
 # --------------------------------------------------------------------------------------- spans
 
@@ -380,72 +325,39 @@ def _of_names(field: str) -> Draw:
     return each(attrgetter("spans.rows"), attrgetter("service", "name", "owner"), attrgetter(field))
 
 
-def _total(name: str, instrument: Instrument, unit: str, text: str) -> Metric:
+def _total(name: str) -> Metric:
     """A metric of the field of SpanAccounts with the same name, without labels."""
     field = name.replace(".", "_")
-    draw = single(attrgetter(f"spans.{field}"))
-    return Metric(f"wattspan.spans.{name}", instrument, unit, text, (), draw)
+    return declared(f"wattspan.spans.{name}", single(attrgetter(f"spans.{field}")))
 
 
-def _by_reason(name: str, unit: str, text: str, field: str) -> Metric:
-    """A counter of one field of SpanAccounts that counts by reason."""
-    draw = items_of(attrgetter(f"spans.{field}"))
-    return Metric(f"wattspan.{name}", COUNTER, unit, text, ("reason",), draw)
+def _by_reason(field: str) -> Draw:
+    """A field of SpanAccounts that counts by reason."""
+    return items_of(attrgetter(f"spans.{field}"))
 
-
-_NAMES = ("service.name", "span.name", "owner")
 
 SPANS = (
-    Metric("wattspan.span.energy", COUNTER, "J", "Exclusive energy of the spans of one name.",
-           ("hw.type", *_NAMES, "provenance"), span_energy, exemplars=span_exemplars, lasting=True),
-    *(
-        Metric(f"wattspan.span.{part}.energy", COUNTER, "J", text,
-               ("hw.type", *_NAMES, "provenance", "basis"), _split_energy(part), lasting=True)
-        for part, text in (
-            ("static", "Static part of the exclusive GPU energy of the spans of one name, by the "
-                       "origin of the static power: `configured`, `fitted`, or `lower_bound`."),
-            ("dynamic", "Dynamic part of that energy: static and dynamic energy add up to the "
-                        "exclusive energy of spans with a known static power."),
-        )
+    declared("wattspan.span.energy", span_energy, exemplars=span_exemplars),
+    declared("wattspan.span.static.energy", _split_energy("static")),
+    declared("wattspan.span.dynamic.energy", _split_energy("dynamic")),
+    declared("wattspan.span.time", _of_names("time")),
+    declared("wattspan.spans", _of_names("count")),
+    declared(
+        "wattspan.span.tokens",
+        each_item(attrgetter("spans.rows"), attrgetter("key"), attrgetter("tokens")),
     ),
-    # The translation rules would keep "time" in the name.
-    Metric("wattspan.span.time", COUNTER, "s",
-           "Sum of the measured durations of the spans of one name.",
-           _NAMES, _of_names("time"), lasting=True, series="wattspan_span_seconds_total"),
-    Metric("wattspan.spans", COUNTER, "{span}", "Number of spans of one name.",
-           _NAMES, _of_names("count"), lasting=True),
-    Metric("wattspan.span.tokens", COUNTER, "{token}",
-           "Tokens of the spans of one name, at the innermost span that has them; without those of "
-           "calls of a model elsewhere.",
-           (*_NAMES, "direction"),
-           each_item(attrgetter("spans.rows"), attrgetter("key"), attrgetter("tokens")),
-           lasting=True),
-    Metric("wattspan.span.outside.energy", COUNTER, "J",
-           "Energy of a service's processes outside of their spans.",
-           ("hw.type", "service.name", "owner", "provenance"), energy_outside_spans, lasting=True),
-    _by_reason("span.outcomes", "{span}",
-               "Spans by outcome of the attribution.",
-               "outcomes"),
-    _total("received", COUNTER, "{span}", "Accepted spans."),
-    _by_reason("spans.refused", "{span}", "Rejected spans, by reason.", "refused"),
-    _total("deferred", COUNTER, "{span}",
-           "Spans answered with a retry status because of a full buffer, once for each attempt."),
-    _total("open", UPDOWN, "{span}", "Announced spans that have not ended."),
-    _total("announcers", UPDOWN, "{connection}",
-           "Connections to the side channel, on which processes announce spans."),
-    _by_reason("spans.announcers.refused", "{connection}",
-               "Side-channel connections closed by the agent, by reason: limit or protocol error.",
-               "announcers_refused"),
-    _total("announcements.lost", COUNTER, "{record}",
-           "Announced starts and ends overwritten before the agent read them."),
-    _total("announcements.conflicts", COUNTER, "{request}",
-           "Requests with spans that a process of another user, container or pod announced; the "
-           "sender that the kernel proves counts."),
-    _total("forwarded", COUNTER, "{span}",
-           "Spans accepted by the collector to which the agent forwards."),
-    _by_reason("spans.forward.drops", "{span}",
-               "Spans not forwarded to the collector, by reason.", "forward_drops"),
-    _total("forward.repeats", COUNTER, "{span}",
-           "Spans sent again after an unknown result; the collector may have duplicates."),
-    _total("forward.queue", UPDOWN, "By", "Bytes in the queue for the collector."),
-)  # fmt: skip
+    declared("wattspan.span.outside.energy", energy_outside_spans),
+    declared("wattspan.span.outcomes", _by_reason("outcomes")),
+    _total("received"),
+    declared("wattspan.spans.refused", _by_reason("refused")),
+    _total("deferred"),
+    _total("open"),
+    _total("announcers"),
+    declared("wattspan.spans.announcers.refused", _by_reason("announcers_refused")),
+    _total("announcements.lost"),
+    _total("announcements.conflicts"),
+    _total("forwarded"),
+    declared("wattspan.spans.forward.drops", _by_reason("forward_drops")),
+    _total("forward.repeats"),
+    _total("forward.queue"),
+)

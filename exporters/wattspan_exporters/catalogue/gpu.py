@@ -17,19 +17,16 @@ from wattspan.model import (
     Snapshot,
 )
 from wattspan_exporters.catalogue.definition import (
+    Draw,
     Instrument,
     Labels,
     Metric,
     Sample,
+    declared,
     each,
     each_item,
 )
 from wattspan_exporters.catalogue.energy import boot_start_times
-
-COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
-GAUGE, INFO = Instrument.GAUGE, Instrument.INFO
-
-NAME_ATTRIBUTES = ("hw.id", "hw.name")
 
 _Board = tuple[GpuStatus, Domain | None]
 
@@ -45,27 +42,18 @@ def _named(board: _Board) -> tuple[str, str]:
     return gpu.domain_id, domain.name if domain else ""
 
 
-def _gauge(
-    name: str,
-    instrument: Instrument,
-    unit: str,
-    text: str,
-    field: Callable[[GpuStatus], int | float | None],
-) -> Metric:
-    """A metric of one figure of every GPU that reports it."""
-    draw = each(_boards, _named, lambda board: field(board[0]))
-    return Metric(name, instrument, unit, text, NAME_ATTRIBUTES, draw)
+def _gauge(field: Callable[[GpuStatus], int | float | None]) -> Draw:
+    """One figure of every GPU that reports it."""
+    return each(_boards, _named, lambda board: field(board[0]))
 
 
-def _power_sensor(name: str, text: str, field: str) -> Metric:
-    """A metric of a power sensor, which is `measured` even if energy is `derived` from it."""
-    draw = each(
+def _power_sensor(field: str) -> Draw:
+    """A power sensor, which is `measured` even if energy is `derived` from it."""
+    return each(
         _boards,
         lambda board: (*_named(board), _sensed(board[1])),
         lambda board: getattr(board[0], field),
     )
-    attributes = (*NAME_ATTRIBUTES, "provenance")
-    return Metric(f"wattspan.gpu.power.{name}", GAUGE, "W", text, attributes, draw)
 
 
 def _sensed(domain: Domain | None) -> str:
@@ -73,6 +61,13 @@ def _sensed(domain: Domain | None) -> str:
         return ""
     emulated = domain.provenance is Provenance.EMULATED
     return Provenance.EMULATED if emulated else Provenance.MEASURED
+
+
+def temperatures(snapshot: Snapshot) -> Iterator[Sample]:
+    for board in _boards(snapshot):
+        if (celsius := board[0].temperature_celsius) is not None:
+            device, name = _named(board)
+            yield (device, "gpu", name), celsius
 
 
 def clocks(snapshot: Snapshot) -> Iterator[Sample]:
@@ -174,48 +169,28 @@ def device_pods(snapshot: Snapshot) -> Iterator[Sample]:
 
 
 GPUS = (
-    Metric("wattspan.power.limit", GAUGE, "W", "Power limit of the device.",
-           ("hw.id", "limit"), power_limits),
-    _power_sensor("average", "Average power by the sensor, over the sensor's own window.",
-                  "power_average"),
-    _power_sensor("instant", "Instantaneous power by the sensor.", "power_instant"),
-    Metric("wattspan.gpu.compared.energy", GAUGE, "J",
-           "Energy of one interval, by the counter and by integrated power.",
-           ("hw.id", "method", "provenance"), compared_energy),
-    _gauge("wattspan.gpu.energy.divergence", GAUGE, "1",
-           "Ratio of integrated power to counted energy, minus 1.", divergence),
-    Metric("wattspan.gpu.energy.info", INFO, "",
-           "Origin of a GPU's energy (`counter` or `power`), and whether counter and integrated"
-           " power agree within their stated errors (`agree`, `disagree`, `unknown`).",
-           ("hw.id", "basis", "sensors"), energy_sources),
-    _gauge("hw.gpu.utilization", GAUGE, "1",
-           "Fraction of time with a running kernel on the GPU.", attrgetter("utilisation")),
+    declared("wattspan.power.limit", power_limits),
+    declared("wattspan.gpu.power.average", _power_sensor("power_average")),
+    declared("wattspan.gpu.power.instant", _power_sensor("power_instant")),
+    declared("wattspan.gpu.compared.energy", compared_energy),
+    declared("wattspan.gpu.energy.divergence", _gauge(divergence)),
+    declared("wattspan.gpu.energy.info", energy_sources),
+    declared("hw.gpu.utilization", _gauge(attrgetter("utilisation"))),
     # hw.gpu.memory.utilization is the used fraction of the memory.
-    _gauge("wattspan.gpu.memory.busy", GAUGE, "1",
-           "Fraction of time with reads or writes of the GPU memory.",
-           attrgetter("memory_utilisation")),
-    _gauge("hw.gpu.memory.usage", UPDOWN, "By", "GPU memory in use.", attrgetter("memory_used")),
-    _gauge("hw.gpu.memory.limit", UPDOWN, "By", "Size of the GPU memory.",
-           attrgetter("memory_total")),
-    Metric("hw.temperature", GAUGE, "Cel", "Temperature of the device.",
-           ("hw.id", "hw.type", "hw.name"),
-           each(_boards, lambda board: (_named(board)[0], "gpu", _named(board)[1]),
-                lambda board: board[0].temperature_celsius)),
-    Metric("wattspan.gpu.clock", GAUGE, "Hz", "Current clock frequency.",
-           (*NAME_ATTRIBUTES, "clock"), clocks),
-    Metric("wattspan.gpu.throttled", COUNTER, "s", "Time of throttled clocks, by reason.",
-           ("hw.id", "reason"),
-           each_item(attrgetter("gpus"), lambda gpu: (gpu.domain_id,), attrgetter("throttled")),
-           begins=boot_start_times),
-    Metric("wattspan.gpu.throttling", GAUGE, "",
-           "Throttling of the clocks for this reason: 1 while active, else 0.",
-           ("hw.id", "reason"), throttling),
-    Metric("wattspan.gpu.info", INFO, "", "Description of a GPU.",
-           (*NAME_ATTRIBUTES, "hw.model", "hw.driver_version", "mig"), gpu_info),
-    Metric("wattspan.device.pod.info", INFO, "",
-           "Container of a Kubernetes pod to which the GPU or MIG instance is allotted.",
-           ("hw.id", "k8s.namespace.name", "k8s.pod.name", "k8s.container.name"), device_pods),
-)  # fmt: skip
+    declared("wattspan.gpu.memory.busy", _gauge(attrgetter("memory_utilisation"))),
+    declared("hw.gpu.memory.usage", _gauge(attrgetter("memory_used"))),
+    declared("hw.gpu.memory.limit", _gauge(attrgetter("memory_total"))),
+    declared("hw.temperature", temperatures),
+    declared("wattspan.gpu.clock", clocks),
+    declared(
+        "wattspan.gpu.throttled",
+        each_item(attrgetter("gpus"), lambda gpu: (gpu.domain_id,), attrgetter("throttled")),
+        begins=boot_start_times,
+    ),
+    declared("wattspan.gpu.throttling", throttling),
+    declared("wattspan.gpu.info", gpu_info),
+    declared("wattspan.device.pod.info", device_pods),
+)
 
 
 # ------------------------------------------------------- under the names of dcgm-exporter
@@ -259,7 +234,7 @@ def _dcgm(name: str, text: str, field: Callable[[GpuStatus], int | float | None]
         lambda row: field(row.gpu) if row.account.present else None,
     )
     # OpenMetrics requires units in names, so none is declared.
-    return Metric(name, GAUGE, "", text, DCGM_LABELS, draw, series=name)
+    return Metric(name, Instrument.GAUGE, "", text, DCGM_LABELS, draw, series=name)
 
 
 def counted_millijoules(row: _DcgmRow) -> int | None:
@@ -292,7 +267,7 @@ def _percent(fraction: float | None) -> int | None:
 
 DCGM = (
     _dcgm("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", sensor_watts),
-    Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", COUNTER, "",
+    Metric("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", Instrument.COUNTER, "",
            "Energy consumption since the agent first saw the GPU (in mJ).", DCGM_LABELS,
            each(_dcgm_rows, attrgetter("labels"), counted_millijoules),
            series="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"),

@@ -22,17 +22,12 @@ from wattspan_exporters.catalogue.definition import (
     Labels,
     Metric,
     Sample,
+    declared,
     each,
     each_item,
-    no_samples,
     single,
 )
 
-COUNTER, UPDOWN = Instrument.COUNTER, Instrument.UPDOWN
-GAUGE, INFO = Instrument.GAUGE, Instrument.INFO
-
-_MODEL = ("service.name", "model", "owner")
-_ENGINE = ("engine", "model", "owner")
 
 
 def token_energy(snapshot: Snapshot) -> Iterator[Sample]:
@@ -138,92 +133,43 @@ def _of_rows(rows: str, field: str) -> Draw:
 
 
 INFERENCE = (
-    Metric("wattspan.gen_ai.token.energy", COUNTER, "J",
-           "GPU energy of requests to a language model, by prompt and generated tokens.",
-           (*_MODEL, "token_type", "provenance"), token_energy, lasting=True),
-    Metric("wattspan.gen_ai.tokens", COUNTER, "{token}",
-           "Tokens of requests to a language model with settled energy; cached ones included.",
-           (*_MODEL, "token_type"), _of_rows("inference", "tokens"), lasting=True),
-    Metric("wattspan.gen_ai.requests", COUNTER, "{request}",
-           "Requests to a language model with settled energy, by the division of the energy.",
-           (*_MODEL, "division"), _of_rows("inference", "requests"), lasting=True),
-    Metric("wattspan.gen_ai.request.energy", Instrument.HISTOGRAM, "J",
-           "GPU energy of a request to a language model.",
-           (*_MODEL, "provenance"), no_samples, lasting=True,
-           histogram=Histogram(REQUEST_ENERGY_BOUNDS, request_energies)),
-    Metric("wattspan.gen_ai.idle.energy", COUNTER, "J",
-           "GPU energy of engines for language models without active requests.",
-           ("provenance",), idle_energy, lasting=True),
-    Metric("wattspan.gen_ai.host.energy", COUNTER, "J",
-           "Energy of requests to a language model of which all parts are known, by `part`: `gpu`, "
-           "`cpu` and `memory` of the engine's processes, and `idle`, their part of the devices' "
-           "idle energy if `[serving] idle` is proportional.",
-           (*_MODEL, "part", "provenance"), _parts(attrgetter("spans.inference")), lasting=True),
-    Metric("wattspan.gen_ai.host.tokens", COUNTER, "{token}",
-           "Tokens of requests to a language model of which all parts of the energy are known.",
-           (*_MODEL, "token_type"), _of_rows("inference", "host.tokens"), lasting=True),
-    Metric("wattspan.gen_ai.request.host.energy", Instrument.HISTOGRAM, "J",
-           "Energy of a request to a language model on the whole host, the sum of its parts.",
-           (*_MODEL, "provenance"), no_samples, lasting=True,
-           histogram=Histogram(REQUEST_ENERGY_BOUNDS, host_energies)),
-    Metric("wattspan.gen_ai.host.idle.energy", COUNTER, "J",
-           "Energy beyond GPUs of engines for language models without active requests, by `part`; "
-           "that of requests of which a part is unknown included.",
-           ("part", "provenance"), host_idle_energy, lasting=True),
-    Metric("wattspan.gen_ai.requests.waiting", UPDOWN, "{request}",
-           "Ended requests to language models whose energy has not settled.",
-           (), single(attrgetter("spans.inference_waiting"))),
-    Metric("wattspan.gen_ai.unmetered.requests", COUNTER, "{request}",
-           "Requests to a language model whose energy is unknown, by `role`: of a `client`, which "
-           "calls a model elsewhere, or of an `engine` without known energy of a GPU for them.",
-           (*_MODEL, "role"),
-           each(attrgetter("spans.unmetered"), attrgetter("key"), attrgetter("requests")),
-           lasting=True),
-    Metric("wattspan.gen_ai.unmetered.tokens", COUNTER, "{token}",
-           "Tokens of requests to a language model whose energy is unknown; cached ones included.",
-           (*_MODEL, "role", "token_type"), _of_rows("unmetered", "tokens"), lasting=True),
-    Metric("wattspan.gen_ai.engine.energy", COUNTER, "J",
-           "GPU energy of a serving engine whose page is read, idle time included.",
-           (*_ENGINE, "provenance"), _known("energy", metered=True), lasting=True),
-    Metric("wattspan.gen_ai.engine.tokens", COUNTER, "{token}",
-           "Tokens by the counters of a serving engine; cached ones included, as far as it counts "
-           "them. Spans may report the same tokens: never add the two.",
-           (*_ENGINE, "token_type"), _of_rows("engines", "tokens"), lasting=True),
-    Metric("wattspan.gen_ai.engine.requests", COUNTER, "{request}",
-           "Finished requests by the counters of a serving engine.", _ENGINE, _known("requests"),
-           lasting=True),
-    Metric("wattspan.gen_ai.engine.host.energy", COUNTER, "J",
-           "Energy of a serving engine while all parts are known, idle time included, by `part` as "
-           "in `wattspan.gen_ai.host.energy`.",
-           (*_ENGINE, "part", "provenance"), _parts(attrgetter("spans.engines")), lasting=True),
-    Metric("wattspan.gen_ai.engine.host.tokens", COUNTER, "{token}",
-           "Tokens by the counters of a serving engine while all parts of its energy are known.",
-           (*_ENGINE, "token_type"), _of_rows("engines", "host.tokens"), lasting=True),
-    Metric("wattspan.gen_ai.engine.host.requests", COUNTER, "{request}",
-           "Finished requests of a serving engine while all parts of its energy are known.",
-           _ENGINE, _engines(_host_requests, metered=False), lasting=True),
-    Metric("wattspan.gen_ai.engine.service.info", INFO, "",
-           "Services whose spans report the requests of a serving engine: the same joules and "
-           "tokens, which no sum may have twice.",
-           (*_ENGINE, "service.name"),
-           _engines(lambda row: [((one,), 1) for one in row.services], metered=False)),
-    Metric("wattspan.gen_ai.engine.token.energy", GAUGE, "J",
-           "GPU energy of a token in the last minute, or hour at most where counters are late: of "
-           "`all` tokens with the engine's idle time, of `input` and `output` tokens without it.",
-           (*_ENGINE, "token_type", "method", "provenance"), _per_token(0)),
-    Metric("wattspan.gen_ai.engine.token.energy.uncertainty", GAUGE, "J",
-           "Half-width of the 95 % range of the energy of a token.",
-           (*_ENGINE, "token_type", "method", "provenance"), _per_token(1)),
-    Metric("wattspan.gen_ai.engine.request.energy", GAUGE, "J",
-           "GPU energy of a request in the same time, the engine's idle time included.",
-           (*_ENGINE, "method", "provenance"), _per_request(0)),
-    Metric("wattspan.gen_ai.engine.request.energy.uncertainty", GAUGE, "J",
-           "Half-width of the 95 % range of the energy of a request.",
-           (*_ENGINE, "method", "provenance"), _per_request(1)),
-    Metric("wattspan.gen_ai.engine.idle", GAUGE, "1",
-           "Part of the engine's energy in the same time while it waited for requests.",
-           _ENGINE, _known("idle")),
-)  # fmt: skip
+    declared("wattspan.gen_ai.token.energy", token_energy),
+    declared("wattspan.gen_ai.tokens", _of_rows("inference", "tokens")),
+    declared("wattspan.gen_ai.requests", _of_rows("inference", "requests")),
+    declared(
+        "wattspan.gen_ai.request.energy",
+        histogram=Histogram(REQUEST_ENERGY_BOUNDS, request_energies),
+    ),
+    declared("wattspan.gen_ai.idle.energy", idle_energy),
+    declared("wattspan.gen_ai.host.energy", _parts(attrgetter("spans.inference"))),
+    declared("wattspan.gen_ai.host.tokens", _of_rows("inference", "host.tokens")),
+    declared(
+        "wattspan.gen_ai.request.host.energy",
+        histogram=Histogram(REQUEST_ENERGY_BOUNDS, host_energies),
+    ),
+    declared("wattspan.gen_ai.host.idle.energy", host_idle_energy),
+    declared("wattspan.gen_ai.requests.waiting", single(attrgetter("spans.inference_waiting"))),
+    declared(
+        "wattspan.gen_ai.unmetered.requests",
+        each(attrgetter("spans.unmetered"), attrgetter("key"), attrgetter("requests")),
+    ),
+    declared("wattspan.gen_ai.unmetered.tokens", _of_rows("unmetered", "tokens")),
+    declared("wattspan.gen_ai.engine.energy", _known("energy", metered=True)),
+    declared("wattspan.gen_ai.engine.tokens", _of_rows("engines", "tokens")),
+    declared("wattspan.gen_ai.engine.requests", _known("requests")),
+    declared("wattspan.gen_ai.engine.host.energy", _parts(attrgetter("spans.engines"))),
+    declared("wattspan.gen_ai.engine.host.tokens", _of_rows("engines", "host.tokens")),
+    declared("wattspan.gen_ai.engine.host.requests", _engines(_host_requests, metered=False)),
+    declared(
+        "wattspan.gen_ai.engine.service.info",
+        _engines(lambda row: [((one,), 1) for one in row.services], metered=False),
+    ),
+    declared("wattspan.gen_ai.engine.token.energy", _per_token(0)),
+    declared("wattspan.gen_ai.engine.token.energy.uncertainty", _per_token(1)),
+    declared("wattspan.gen_ai.engine.request.energy", _per_request(0)),
+    declared("wattspan.gen_ai.engine.request.energy.uncertainty", _per_request(1)),
+    declared("wattspan.gen_ai.engine.idle", _known("idle")),
+)
 
 
 def proposed_energy(snapshot: Snapshot) -> Iterator[Sample]:
@@ -237,7 +183,7 @@ def proposed_energy(snapshot: Snapshot) -> Iterator[Sample]:
 # docs/proposals/otel-semconv-energy-metrics.yaml. Of its four metrics, these figures fit one: its
 # energy per token divides by generated tokens only, its idle ratio is a part of time.
 GEN_AI_PROPOSAL = (
-    Metric("gen_ai.infrastructure.energy", COUNTER, "J",
+    Metric("gen_ai.infrastructure.energy", Instrument.COUNTER, "J",
            "Accelerator energy of a serving engine, by its name in a draft for OpenTelemetry.",
            ("gen_ai.request.model", "server.address", "engine", "owner", "provenance"),
            proposed_energy),

@@ -24,9 +24,9 @@ from wattspan.model.snapshot import FleetAccounts, FleetPlace
 from wattspan.util.text import MAX_JOB_NAME, cut_with_digest
 from wattspan_exporters.catalogue.definition import (
     Draw,
-    Instrument,
     Metric,
     Sample,
+    declared,
     each,
     items_of,
     single,
@@ -62,6 +62,10 @@ def name_label(name: str) -> str:
 
 def _labels(row: TuningRow) -> tuple[str, str]:
     return name_label(row.job), row.knob
+
+
+def tuning_mode(snapshot: Snapshot) -> Iterator[Sample]:
+    yield (snapshot.tuning.mode,), 1
 
 
 def saved_bounds(snapshot: Snapshot) -> Iterator[Sample]:
@@ -132,28 +136,45 @@ def _of_load(field: str) -> Draw:
 # --------------------------------------------------------------------------------------- caps
 
 
-def _active_limits(snapshot: Snapshot, unit: str, scale: int) -> Iterator[Sample]:
+def _active_limits(unit: str, scale: int) -> Draw:
     """The effective caps of all knobs: the lowest of the holder's limit and the ceiling."""
-    for row in snapshot.tuning.caps:
-        knob, device = row.state.key
-        allowed = [value for value in (row.wanted, row.ceiling) if value is not None]
-        if knob.unit == unit and allowed and row.holder and row.usable and not row.foreign:
-            yield (device, knob, name_label(row.holder)), min(allowed) * scale
+
+    def draw(snapshot: Snapshot) -> Iterator[Sample]:
+        for row in snapshot.tuning.caps:
+            knob, device = row.state.key
+            allowed = [value for value in (row.wanted, row.ceiling) if value is not None]
+            if knob.unit == unit and allowed and row.holder and row.usable and not row.foreign:
+                yield (device, knob, name_label(row.holder)), min(allowed) * scale
+
+    return draw
 
 
-COUNTER, GAUGE, INFO = Instrument.COUNTER, Instrument.GAUGE, Instrument.INFO
-
-JOB_ATTRIBUTES = ("job", "knob")
-CAP_ATTRIBUTES = ("hw.id", "knob")
-
-
-def _job(name: str, instrument: Instrument, unit: str, text: str, field: str) -> Metric:
-    """A metric of one field of TuningRow."""
-    draw = each(attrgetter("tuning.rows"), _labels, attrgetter(field))
-    return Metric(f"wattspan.autotune.{name}", instrument, unit, text, JOB_ATTRIBUTES, draw)
+def _cap(field: str) -> Draw:
+    """One condition of every knob."""
+    return each(
+        attrgetter("tuning.caps"),
+        attrgetter("state.key.device", "state.key.knob"),
+        lambda row: int(getattr(row, field)),
+    )
 
 
-def _energy(name: str, instrument: Instrument, unit: str, text: str, field: str) -> Metric:
+def _capper(field: str) -> Draw:
+    """A figure of the capper since the boot; absent if no capper is needed."""
+
+    def draw(snapshot: Snapshot) -> int | None:
+        tuning = snapshot.tuning
+        return None if tuning.capper.answers is None else int(getattr(tuning.capper, field))
+
+    return single(draw)
+
+
+def _job(name: str, field: str = "") -> Metric:
+    """A metric of one field of TuningRow, by default that of its name."""
+    draw = each(attrgetter("tuning.rows"), _labels, attrgetter(field or name))
+    return declared(f"wattspan.autotune.{name}", draw)
+
+
+def _energy(name: str, field: str) -> Metric:
     """A metric of one field of TuningRow, with the provenance of the compared energies."""
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
@@ -161,117 +182,48 @@ def _energy(name: str, instrument: Instrument, unit: str, text: str, field: str)
             if (value := getattr(row, field)) is not None:
                 yield (*_labels(row), _provenance(snapshot, row)), value
 
-    attributes = (*JOB_ATTRIBUTES, "provenance")
-    return Metric(f"wattspan.autotune.{name}", instrument, unit, text, attributes, draw)
-
-
-def _cap(name: str, text: str, field: str) -> Metric:
-    """A metric of one condition of every knob."""
-    draw = each(
-        attrgetter("tuning.caps"),
-        attrgetter("state.key.device", "state.key.knob"),
-        lambda row: int(getattr(row, field)),
-    )
-    return Metric(f"wattspan.cap.{name}", GAUGE, "", text, CAP_ATTRIBUTES, draw)
-
-
-def _capper(name: str, text: str, field: str) -> Metric:
-    """A counter of the capper since the boot; absent if no capper is needed."""
-    draw = single(lambda snapshot: _of_capper(snapshot, field))
-    return Metric(
-        f"wattspan.capper.{name}", COUNTER, "{write}", text, (), draw, begins=boot_start_times
-    )
-
-
-def _of_capper(snapshot: Snapshot, field: str) -> int | None:
-    tuning = snapshot.tuning
-    return None if tuning.capper.answers is None else int(getattr(tuning.capper, field))
+    return declared(f"wattspan.autotune.{name}", draw)
 
 
 TUNING = (
-    Metric("wattspan.autotune.mode.info", INFO, "", "Mode of the tuner: `[autotune] mode`.",
-           ("mode",), each(lambda snapshot: (snapshot.tuning.mode,), lambda mode: (mode,),
-                           lambda _: 1)),
-    Metric("wattspan.autotune.job.info", INFO, "",
-           "Spans that are the job's units of work, and whether its caps are applied.",
-           (*JOB_ATTRIBUTES, "service.name", "span.name", "applied"), job_info),
-    Metric("wattspan.autotune.state", GAUGE, "",
-           "State of a job: 1 for the present state, 0 for the others.",
-           (*JOB_ATTRIBUTES, "state"), states),
-    Metric("wattspan.autotune.decision.info", INFO, "",
-           "The decision in force, and its reason.",
-           (*JOB_ATTRIBUTES, "move", "reason"), decision_info),
-    Metric("wattspan.autotune.decisions", COUNTER, "{decision}",
-           "Decisions that differed from the previous one, by move and reason.",
-           (*JOB_ATTRIBUTES, "move", "reason"), decisions),
-    Metric("wattspan.autotune.budget", GAUGE, "1", "Slowdown budget of the whole run (ratio).",
-           JOB_ATTRIBUTES, budgets),
-    _job("confidence", GAUGE, "1", "Configured confidence level (0–1).", "confidence"),
-    _job("slowdown", GAUGE, "1", "Slowdown of the whole run (ratio).", "slowdown"),
-    _job("slowdown.bound", GAUGE, "1",
-         "Upper confidence bound of the whole-run slowdown (ratio).", "slowdown_bound"),
-    _job("held.slowdown", GAUGE, "1",
-         "Slowdown at the setting that is held (ratio).", "held_slowdown"),
-    _job("held.slowdown.bound", GAUGE, "1",
-         "Upper confidence bound of the slowdown at the held setting (ratio).", "held_bound"),
-    _energy("saving", GAUGE, "1",
-            "Energy per unit of work saved at the held setting (ratio).", "saving"),
-    _energy("saved", COUNTER, "J",
-            "Energy that was certainly saved: the highest lower bound so far.", "saved_surely"),
-    _energy("saved.estimate", GAUGE, "J",
-            "Estimate of the energy saved; it can fall, and become negative.", "saved"),
-    Metric("wattspan.autotune.saved.bound", GAUGE, "J", "Confidence bounds of the energy saved.",
-           (*JOB_ATTRIBUTES, "bound", "provenance"), saved_bounds),
-    _job("exploration", COUNTER, "s", "Time lost by exploration.", "exploration"),
-    _job("lost", GAUGE, "s", "Estimate of the time lost by caps.", "lost"),
-    _job("allowance", GAUGE, "s",
-         "Time that the budget permits the run to have lost so far.", "allowance"),
-    _job("pairs", GAUGE, "{pair}",
-         "Paired comparisons on which the present figures are based.", "pairs"),
-    _job("units", COUNTER, "{unit}", "Observed units of work.", "units"),
-    _job("commit", GAUGE, "s",
-         "Time from the first unit of work to the first certified setting.", "committed"),
-    Metric("wattspan.autotune.slo.miss", GAUGE, "1",
-           "Requests of a tracked job over a latency limit, of all since its start (ratio).",
-           (*JOB_ATTRIBUTES, "slo"), slo_misses),
-    Metric("wattspan.autotune.load", GAUGE, "1",
-           "Load of a tracked job relative to the largest one at which its present setting is "
-           "certified (ratio); absent at the original setting.",
-           JOB_ATTRIBUTES, _of_load("used")),
-    Metric("wattspan.autotune.load.requests", GAUGE, "{request}",
-           "Load of a tracked job: requests in flight.", JOB_ATTRIBUTES, _of_load("load")),
-    Metric("wattspan.autotune.load.bin", GAUGE, "{request}",
-           "Largest load of the present load bin of a tracked job, in requests in flight.",
-           JOB_ATTRIBUTES, _of_load("bin_bound")),
-    Metric("wattspan.cap.power", GAUGE, "W", "Power cap of a device, by holder.",
-           (*CAP_ATTRIBUTES, "holder"), lambda snapshot: _active_limits(snapshot, "mW", 1)),
-    Metric("wattspan.cap.clock", GAUGE, "Hz", "Clock cap of a device, by holder.",
-           (*CAP_ATTRIBUTES, "holder"),
-           lambda snapshot: _active_limits(snapshot, "MHz", MEGAHERTZ)),
-    Metric("wattspan.clock.limit", GAUGE, "Hz", "Clock limits of a device.",
-           ("hw.id", "limit"), clock_limits),
-    _cap("usable", "Access to the knob: 1 if the capper can write it, else 0.", "usable"),
-    _cap("foreign",
-         "Foreign setting: 1 if another program has set the knob and the capper leaves it, else 0.",
-         "foreign"),
-    Metric("wattspan.host.power.ceiling", GAUGE, "W",
-           "Ceiling of the summed power limits of the host; absent without one.",
-           (), single(attrgetter("tuning.ceiling"))),
-    Metric("wattspan.capper.up", GAUGE, "",
-           "State of the capper: 1 if it answers, else 0; absent if none is needed.",
-           (), single(lambda snapshot: _of_capper(snapshot, "answers"))),
-    _capper("writes", "Power-limit and clock-limit writes by the capper.", "writes"),
-    _capper("restores", "Original limits restored by the capper.", "restores"),
-    _capper("resets",
-            "Caps that a reset of their device or driver removed, found by the capper.",
-            "resets"),
-    Metric("wattspan.logs.forwarded", COUNTER, "{record}",
-           "Log records of decisions and caps that the collector has accepted.",
-           (), single(attrgetter("tuning.forwarded"))),
-    Metric("wattspan.logs.forward.drops", COUNTER, "{record}",
-           "Log records of decisions and caps that the collector did not get, by reason.",
-           ("reason",), items_of(attrgetter("tuning.forward_drops"))),
-)  # fmt: skip
+    declared("wattspan.autotune.mode.info", tuning_mode),
+    declared("wattspan.autotune.job.info", job_info),
+    declared("wattspan.autotune.state", states),
+    declared("wattspan.autotune.decision.info", decision_info),
+    declared("wattspan.autotune.decisions", decisions),
+    declared("wattspan.autotune.budget", budgets),
+    _job("confidence"),
+    _job("slowdown"),
+    _job("slowdown.bound", "slowdown_bound"),
+    _job("held.slowdown", "held_slowdown"),
+    _job("held.slowdown.bound", "held_bound"),
+    _energy("saving", "saving"),
+    _energy("saved", "saved_surely"),
+    _energy("saved.estimate", "saved"),
+    declared("wattspan.autotune.saved.bound", saved_bounds),
+    _job("exploration"),
+    _job("lost"),
+    _job("allowance"),
+    _job("pairs"),
+    _job("units"),
+    _job("commit", "committed"),
+    declared("wattspan.autotune.slo.miss", slo_misses),
+    declared("wattspan.autotune.load", _of_load("used")),
+    declared("wattspan.autotune.load.requests", _of_load("load")),
+    declared("wattspan.autotune.load.bin", _of_load("bin_bound")),
+    declared("wattspan.cap.power", _active_limits("mW", 1)),
+    declared("wattspan.cap.clock", _active_limits("MHz", MEGAHERTZ)),
+    declared("wattspan.clock.limit", clock_limits),
+    declared("wattspan.cap.usable", _cap("usable")),
+    declared("wattspan.cap.foreign", _cap("foreign")),
+    declared("wattspan.host.power.ceiling", single(attrgetter("tuning.ceiling"))),
+    declared("wattspan.capper.up", _capper("answers")),
+    declared("wattspan.capper.writes", _capper("writes"), begins=boot_start_times),
+    declared("wattspan.capper.restores", _capper("restores"), begins=boot_start_times),
+    declared("wattspan.capper.resets", _capper("resets"), begins=boot_start_times),
+    declared("wattspan.logs.forwarded", single(attrgetter("tuning.forwarded"))),
+    declared("wattspan.logs.forward.drops", items_of(attrgetter("tuning.forward_drops"))),
+)
 
 # ---------------------------------------------------------------------------------------- fleet
 
@@ -279,52 +231,39 @@ WHOLE_FLEET = "fleet"
 """The label of the place that has all hosts."""
 
 
-def _host(name: str, unit: str, text: str, value: Callable[[FleetAccounts], int | None]) -> Metric:
+def _host(name: str, value: Callable[[FleetAccounts], int | None]) -> Metric:
     """A metric of this host's part; absent outside a fleet."""
 
     def draw(snapshot: Snapshot) -> int | None:
         return None if snapshot.fleet is None else value(snapshot.fleet)
 
-    return Metric(f"wattspan.fleet.{name}", GAUGE, unit, text, (), single(draw))
+    return declared(f"wattspan.fleet.{name}", single(draw))
 
 
-def _place(name: str, unit: str, text: str, value: Callable[[FleetPlace], int | None]) -> Metric:
-    """A metric of each place, which the leader alone has."""
+def _place(name: str, field: str = "") -> Metric:
+    """A metric of each place, which the leader alone has: its field, by default of its name."""
+    value: Callable[[FleetPlace], int | None] = attrgetter(field or name)
 
     def draw(snapshot: Snapshot) -> Iterator[Sample]:
         for one in () if snapshot.fleet is None else snapshot.fleet.places:
             if (figure := value(one)) is not None:
                 yield (one.place or WHOLE_FLEET,), figure
 
-    said = f"{text} From the leader of the fleet only."
-    return Metric(f"wattspan.fleet.{name}", GAUGE, unit, said, ("place",), draw)
+    return declared(f"wattspan.fleet.{name}", draw)
 
 
 FLEET = (
-    _host("host.allotment", "W", "Power limit that the fleet allots to this host.",
-          attrgetter("allotment")),
-    _host("host.safe", "W", "Power limit of this host without contact to the fleet, at most.",
-          attrgetter("safe")),
-    _host("host.demand", "W",
-          "Power for which this host asks; absent if it asks for that of all its devices.",
-          attrgetter("demand")),
-    _host("contact", "", "Contact of this host to the fleet: 1 in a session, else 0.",
-          lambda accounts: int(accounts.in_contact)),
-    _host("leader", "", "Leadership of the fleet: 1 if this host leads, else 0.",
-          lambda accounts: int(accounts.leads)),
-    _place("budget", "W", "Power budget of a place.", attrgetter("budget")),
-    _place("demand", "W", "Power for which the hosts of a place ask.", attrgetter("demand")),
-    _place("allotted", "W", "Sum of the power limits that the hosts of a place may enforce now.",
-           attrgetter("enforceable")),
-    _place("safe", "W", "Sum of the power limits of the hosts of a place without contact.",
-           attrgetter("safe")),
-    _place("headroom", "W", "Part of the budget of a place that no host may use now.",
-           attrgetter("headroom")),
-    _place("hosts", "{host}", "Registered hosts of a place.", attrgetter("hosts")),
-    _place("absent_hosts", "{host}", "Registered hosts of a place without contact.",
-           attrgetter("absent")),
-    _host("ended_hosts", "{host}",
-          "Hosts that are not counted any more because they were absent for too long. From the"
-          " leader of the fleet only.",
-          lambda accounts: accounts.ended if accounts.leads else None),
-)  # fmt: skip
+    _host("host.allotment", attrgetter("allotment")),
+    _host("host.safe", attrgetter("safe")),
+    _host("host.demand", attrgetter("demand")),
+    _host("contact", lambda accounts: int(accounts.in_contact)),
+    _host("leader", lambda accounts: int(accounts.leads)),
+    _place("budget"),
+    _place("demand"),
+    _place("allotted", "enforceable"),
+    _place("safe"),
+    _place("headroom"),
+    _place("hosts"),
+    _place("absent_hosts", "absent"),
+    _host("ended_hosts", lambda accounts: accounts.ended if accounts.leads else None),
+)

@@ -35,6 +35,7 @@ from wattspan_exporters.catalogue.definition import (
     Labels,
     bound_texts,
     counters,
+    declarations,
     prometheus_name,
 )
 
@@ -164,6 +165,7 @@ def test_names_that_dashboards_rely_on_stay(name: str, series: str, labels: str)
 def test_metric_names_are_unique() -> None:
     assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
     assert len(METRICS) == len(CATALOGUE)
+    assert declarations().keys() <= {metric.name for metric in CATALOGUE}
 
 
 def test_every_metric_is_described() -> None:
