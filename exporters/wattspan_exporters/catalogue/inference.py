@@ -29,7 +29,6 @@ from wattspan_exporters.catalogue.definition import (
 )
 
 
-
 def token_energy(snapshot: Snapshot) -> Iterator[Sample]:
     provenance = snapshot.provenance.get(HwType.GPU, "")
     for row in snapshot.spans.inference:
