@@ -11,8 +11,9 @@ value that no counter can have.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -226,6 +227,8 @@ _ESCAPED = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n"}
 
 _Labels = tuple[tuple[str, str], ...]
+Samples = Mapping[str, Sequence[tuple[_Labels, float]]]
+"""Labels and values in the order of a page, by the name."""
 
 
 class PageError(Exception):
@@ -258,53 +261,84 @@ def _model(labels: _Labels) -> str:
     return next((found[name][:_MAX_MODEL] for name in _MODEL_LABELS if name in found), "")
 
 
-def scan(body: bytes, names: Collection[str]) -> dict[str, list[tuple[_Labels, float]]]:
-    """The samples of the wanted names on a page, in its order; PageError for too many."""
+_Series = tuple[str, _Labels, int]  # its name, its labels and their characters
+KnownSeries = dict[bytes, _Series]
+"""Series by their text: the next page of an engine has most of them again."""
+
+
+def scan(
+    body: bytes, names: Collection[str], known: KnownSeries | None = None
+) -> dict[str, list[tuple[_Labels, float]]]:
+    """The samples of the wanted names on a page, in its order; PageError for too many.
+
+    ``known`` are the series of the engine's last page, which those of this page replace.
+    """
     if body[:512].lstrip()[:1] in (b"<", b"{", b"["):
         raise OtherPageError("it is no Prometheus page but HTML or JSON")
     text, found = b"\n" + body, dict[str, list[tuple[_Labels, float]]]()
+    before, present = known or {}, KnownSeries()
     count = size = 0
-    for name in names:
-        wanted = b"\n" + name.encode()
-        at = text.find(wanted)
-        while at >= 0:
-            end = at + len(wanted)
-            count += 1
-            sample = _sample(text, end)
-            if sample is not None:
-                found.setdefault(name, []).append(sample)
-                size += sum(map(len, chain(*sample[0])))
-            if count > MAX_SAMPLES:
-                raise PageError(f"it has more than {MAX_SAMPLES} samples of tokens")
-            if size > MAX_LABELS_OF_PAGE:
-                raise PageError(f"its labels are longer than {MAX_LABELS_OF_PAGE >> 10} KiB")
-            at = text.find(wanted, end)
+    for match in _pattern(frozenset(names)).finditer(text):
+        count += 1
+        if count > MAX_SAMPLES:
+            raise PageError(f"it has more than {MAX_SAMPLES} samples of tokens")
+        end = text.find(b"\n", match.end())
+        line = text[match.start(1) : end if end >= 0 else None]
+        own, _, value = line.rpartition(b" ")
+        series = before.get(own)
+        if series is None:
+            series, at = _series(match[1].decode(), line)
+            value = line[at:]
+            own = own if at == len(own) else b""
+        number = None if series is None else _number(value)
+        if series is None or number is None:
+            continue
+        name, labels, length = series
+        found.setdefault(name, []).append((labels, number))
+        size += length
+        if size > MAX_LABELS_OF_PAGE:
+            raise PageError(f"its labels are longer than {MAX_LABELS_OF_PAGE >> 10} KiB")
+        if own:
+            present[own] = series
+    if known is not None:
+        known.clear()
+        known.update(present)
     return found
 
 
-def _sample(text: bytes, at: int) -> tuple[_Labels, float] | None:
-    """The labels and the value behind a name that ends at ``at``; None for no valid sample."""
-    labels: _Labels = ()
-    while text[at : at + 1] in (b" ", b"\t"):
+@lru_cache(maxsize=16)
+def _pattern(names: frozenset[str]) -> re.Pattern[bytes]:
+    """The beginnings of lines with these names: faster than a search for each name."""
+    each = b"|".join(re.escape(name.encode()) for name in sorted(names))
+    return re.compile(rb"\n(" + each + rb")(?=[{ \t])")
+
+
+def _series(name: str, line: bytes) -> tuple[_Series | None, int]:
+    """The series of a line with this name, and where it ends; None if its labels are invalid."""
+    at = len(name)
+    while line[at : at + 1] in (b" ", b"\t"):
         at += 1
-    if text[at : at + 1] == b"{":
-        match = _LABELS.match(text, at, at + MAX_LABELS)
-        if match is None:
-            return None
-        labels = tuple(
-            sorted((key.decode(), _unquoted(quoted)) for key, quoted in _LABEL.findall(match[1]))
-        )
-        at = match.end()
-    elif text[at - 1 : at] not in (b" ", b"\t"):
-        return None  # a longer name
-    value = _VALUE.match(text, at)
+    if line[at : at + 1] != b"{":
+        return (name, (), 0) if at > len(name) else None, len(name)
+    match = _LABELS.match(line, at, at + MAX_LABELS)
+    if match is None:
+        return None, at
+    labels = tuple(
+        sorted((key.decode(), _unquoted(quoted)) for key, quoted in _LABEL.findall(match[1]))
+    )
+    return (name, labels, sum(map(len, chain(*labels)))), match.end()
+
+
+def _number(text: bytes) -> float | None:
+    """The value at the beginning of a text; None if no counter can have it."""
+    value = _VALUE.match(text)
     if value is None:
         return None
     try:
         number = float(value[1])
     except ValueError:
         return None
-    return (labels, number) if 0 <= number < _MOST_COUNTED else None
+    return number if 0 <= number < _MOST_COUNTED else None
 
 
 def _unquoted(quoted: bytes) -> str:
@@ -312,28 +346,42 @@ def _unquoted(quoted: bytes) -> str:
     return _ESCAPED.sub(lambda match: _ESCAPES.get(match[1], match[1]), text)
 
 
-def read_page(body: bytes, kind: str = "auto") -> EngineReading:
+def read_page(body: bytes, kind: str = "auto", known: KnownSeries | None = None) -> EngineReading:
     """The counters of an engine's page; PageError.
 
     Other programs reuse the names of vLLM: without a ``kind``, a page must have all names that
     only this engine has.
     """
-    candidates = [page for page in PAGES if kind in ("auto", page.kind)]
-    marks = {mark for page in candidates for mark in (*page.only, *page.without)}
-    names = frozenset().union(*(page.names for page in candidates)) | marks
-    samples = scan(body, sorted(names))
-    for page in candidates:
+    return read_page_with(body, kind, (), known)[0]
+
+
+def read_page_with(
+    body: bytes, kind: str, more: Collection[str], known: KnownSeries | None = None
+) -> tuple[EngineReading, Samples]:
+    """The counters of a page, and the samples of further names by the same scan; PageError."""
+    samples = scan(body, _names(kind).union(more), known)
+    for page in PAGES:
+        if kind not in ("auto", page.kind):
+            continue
         needed = page.only if kind == "auto" else page.only[-1:]
-        known = all(name in samples for name in needed)
+        complete = all(name in samples for name in needed)
         newer = any(name in samples for name in page.without)
         reused = kind == "auto" and any(b"\n" + one.encode() in body for one in page.never)
-        if known and not newer and not reused:
-            return _reading(page, samples)
+        if complete and not newer and not reused:
+            return _reading(page, samples), samples
     which = "of a known engine" if kind == "auto" else f"of {kind}"
     raise PageError(f"it has not the counters {which}")
 
 
-def _reading(page: EnginePage, samples: Mapping[str, list[tuple[_Labels, float]]]) -> EngineReading:
+@cache
+def _names(kind: str) -> frozenset[str]:
+    """The names that tell the pages of a kind, and have their figures."""
+    pages = [page for page in PAGES if kind in ("auto", page.kind)]
+    marks = {mark for page in pages for mark in (*page.only, *page.without)}
+    return frozenset().union(*(page.names for page in pages)) | marks
+
+
+def _reading(page: EnginePage, samples: Samples) -> EngineReading:
     found: dict[Figure, dict[_Labels, float]] = {}
     models: set[str] = set()
     for figure, series in page.series.items():
