@@ -129,13 +129,14 @@ class BusyTime:
 
 def _fitted(equations: Iterable[tuple[float, Sequence[float]]]) -> list[float]:
     """The non-negative rates with the least squares of the rest of the times."""
-    rows = list(equations)
-    size = range(len(rows[0][1]))
-    matrix = [[sum(work[i] * work[j] for _, work in rows) for j in size] for i in size]
+    times, works = zip(*equations, strict=True)
+    columns = [*zip(*works, strict=True)]
+    size = range(len(columns))
+    matrix = [[sum(map(mul, one, other)) for other in columns] for one in columns]
     scales = [sqrt(matrix[i][i]) or 1.0 for i in size]
     scaled = [
         [matrix[i][j] / scales[i] / scales[j] + _RIDGE * (i == j) for j in size] for i in size
     ]
-    rights = [sum(work[i] * time for time, work in rows) / scales[i] for i in size]
+    rights = [sum(map(mul, columns[i], times)) / scales[i] for i in size]
     found = non_negative_solution(scaled, rights)
     return [each / scale for each, scale in zip(found, scales, strict=True)]

@@ -40,6 +40,9 @@ WINDOW = 60 * SECOND
 LONGEST_WINDOW = 3600 * SECOND
 """Of counters that move when a request finishes; without enough requests in it, no figure."""
 
+_REFRESHED = 5 * SECOND
+"""Figures of a window are as old at most if an engine is read more often."""
+
 DURATIONS = 20
 """Mean durations of a request in a window of such counters."""
 
@@ -142,9 +145,11 @@ class EngineEnergy:
         self._idle_energy = self._idle_time = 0.0  # while the engine waited
         self._before: deque[tuple[Mapping[str, TokenWork], float, float]] = deque(maxlen=_PAST)
         self._prompts = self._prompt_tokens = 0.0  # of all intervals
+        self._shown = 0, EngineFigures()  # the newest figures, and the end of their window
 
     def skip(self) -> None:
         """Begin a new window: the last interval's energy or counts are unknown."""
+        self._shown = 0, EngineFigures()
         self._window.clear()
         self._before.clear()
 
@@ -244,7 +249,16 @@ class EngineEnergy:
     # ----------------------------------------------------------------------------------- answers
 
     def figures(self) -> EngineFigures:
-        """The figures of the newest window that is long enough; without any that is not known."""
+        """Those of the newest window that is long enough; without any that is not known.
+
+        Those of an engine that is read each second are some seconds old.
+        """
+        end = self._window[-1][0].end if self._window else 0
+        if not self._shown[1].tokens or end - self._shown[0] >= _REFRESHED:
+            self._shown = end, self._newest()
+        return self._shown[1]
+
+    def _newest(self) -> EngineFigures:
         window: deque[tuple[EngineInterval, _IntervalWork]] = deque()
         requests = load = last = 0.0
         for one in reversed(self._window):

@@ -379,10 +379,16 @@ def test_split_needs_output_and_rates(
         times = number * 5 * SECOND, (number + 1) * 5 * SECOND
         account.add(EngineInterval(*times, energy, (0.0, 0.0), done))
     if lacking == "rates":
-        assert "output" in account.figures().tokens
         none = TokenEnergy(*(0.0,) * len(TokenEnergy._fields))
         monkeypatch.setattr(TokenPowerModel, "coefficients", lambda *_: none)
     assert account.figures().tokens.keys() == {"all"}
+
+
+def test_figures_of_an_engine_that_is_read_each_second_change_each_five_seconds(
+    engine: ServingEngine,
+) -> None:
+    figures = [found for _, found in _read_each(engine, 1)][-61:]
+    assert sum(one is not other for one, other in pairwise(figures)) == 12
 
 
 def test_readings_far_apart_give_no_split(engine: ServingEngine) -> None:
