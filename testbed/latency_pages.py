@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from testbed.engine_pages import VLLM, page
-from wattspan.inference.engine_metrics import read_page
-from wattspan.inference.latency_histograms import LATENCIES, read_latencies
+from wattspan.inference.latency_histograms import LATENCIES, read_tracked_page
 from wattspan.model import Consumer
 from wattspan.tuning.decisions.engine_load import EnginePageRead
 
@@ -63,6 +62,5 @@ class LatencyPages:
     ) -> EnginePageRead:
         """The page of a time in nanoseconds, as the agent reads it."""
         body = self.body(**counts)
-        reading = read_page(body)
-        latencies = read_latencies(body, reading.page)
+        reading, latencies = read_tracked_page(body)
         return EnginePageRead("vllm", interval, at, reading, latencies, processes)

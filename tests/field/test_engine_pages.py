@@ -16,7 +16,7 @@ from testbed.requirements import ROOT
 
 from wattspan.config import ServingEngineSettings
 from wattspan.inference.engine_metrics import Figure, PageError, page_paths, read_page
-from wattspan.inference.latency_histograms import read_latencies
+from wattspan.inference.latency_histograms import read_tracked_page
 from wattspan.model.settings import convert
 
 CASES = field_cases("engine_pages")
@@ -63,7 +63,7 @@ def test_named_kind_reads_the_same_page(case: FieldCase) -> None:
 @pytest.mark.parametrize("case", [one for one in PAGES if one.values[0].get("latencies")])
 def test_latencies_of_a_page_are_read(case: FieldCase) -> None:
     body, expected = case["page"].encode(), case["latencies"]
-    found = read_latencies(body, read_page(body).page)
+    _, found = read_tracked_page(body)
     assert (found.waiting, found.by_token) == (expected["waiting"], expected["by_token"])
     for histograms, name in ((found.first, "first"), (found.between, "between")):
         (histogram,) = histograms.values()

@@ -11,11 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
-from wattspan.inference.engine_metrics import EnginePage, scan
+from wattspan.inference.engine_metrics import (
+    EnginePage,
+    EngineReading,
+    KnownSeries,
+    OtherPageError,
+    PageError,
+    Samples,
+    read_page,
+    read_page_with,
+)
 from wattspan.model import SECOND
 
 Labels = tuple[tuple[str, str], ...]
@@ -109,13 +119,40 @@ class LatencyPage(NamedTuple):
         return self.first if first else self.between
 
 
-def read_latencies(body: bytes, page: EnginePage) -> LatencyPage:
-    """The latencies on an engine's page; PageError if it has too many samples of them."""
+def read_tracked_page(
+    body: bytes, kind: str = "auto", known: KnownSeries | None = None
+) -> tuple[EngineReading, LatencyPage]:
+    """The counters and the latencies of an engine's page, from one scan; PageError.
+
+    A page that has too many samples together with its latencies has none.
+    """
+    try:
+        page, samples = read_page_with(body, kind, latency_names(kind), known)
+    except OtherPageError:
+        raise
+    except PageError:
+        return read_page(body, kind, known), LatencyPage()
+    return page, read_latencies(samples, page.page)
+
+
+def latency_names(kind: str) -> list[str]:
+    """The names of the latencies on the pages of a kind, or of all for "auto"."""
+    return [
+        one
+        for name, names in LATENCIES.items()
+        if kind in ("auto", name)
+        for one in (
+            *(f"{each}_bucket" for each in names.first + names.between + names.tokens),
+            *filter(None, [names.waiting]),
+        )
+    ]
+
+
+def read_latencies(samples: Samples, page: EnginePage) -> LatencyPage:
+    """The latencies among the samples of a page."""
     names = LATENCIES.get(page.kind)
     if names is None:
         return LatencyPage()
-    wanted = [f"{name}_bucket" for name in names.first + names.between + names.tokens]
-    samples = scan(body, [*wanted, names.waiting] if names.waiting else wanted)
 
     def best(candidates: Iterable[str]) -> Histograms:
         found = (_histograms(samples.get(f"{one}_bucket", ()), page.ranks) for one in candidates)
@@ -134,14 +171,20 @@ def read_latencies(body: bytes, page: EnginePage) -> LatencyPage:
     )
 
 
-def _histograms(samples: Iterable[tuple[Labels, float]], ranks: Collection[str]) -> Histograms:
+def _histograms(samples: Iterable[tuple[Labels, float]], ranks: frozenset[str]) -> Histograms:
     found: dict[Labels, dict[float, float]] = {}
     for labels, value in samples:
-        bound = _bound(dict(labels).get("le", ""))
+        key, bound = _bucket(labels, ranks)
         if bound is not None:
-            own = found.setdefault(_without(labels, {"le", *ranks}), {})
+            own = found.setdefault(key, {})
             own[bound] = max(value, own.get(bound, 0.0))  # ranks report the same requests
     return found
+
+
+@lru_cache(maxsize=1024)
+def _bucket(labels: Labels, ranks: frozenset[str]) -> tuple[Labels, float | None]:
+    """The series and the bound of a bucket; pages have the same ones again and again."""
+    return _without(labels, {"le", *ranks}), _bound(dict(labels).get("le", ""))
 
 
 def _without(labels: Labels, names: Collection[str]) -> Labels:

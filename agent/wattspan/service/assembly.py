@@ -254,9 +254,8 @@ def build_agent(
         if config.serving.engine:
             from wattspan.service.engine_scraper import EngineScrapers  # most agents read none
 
-            observe = None if tuning.pages is None else tuning.pages.offer
             earlier = checkpoint.engines if checkpoint else ()
-            engines = EngineScrapers(core, resolver, earlier, observe)
+            engines = EngineScrapers(core, resolver, earlier, tuning.pages)
 
         def span_accounts() -> SpanAccounts:
             found = spans.accounts()

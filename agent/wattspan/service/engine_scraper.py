@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from math import ceil, hypot
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from wattspan.config import ServingEngineSettings
@@ -28,6 +28,7 @@ from wattspan.inference.engine_energy import (
 from wattspan.inference.engine_metrics import (
     MAX_BODY,
     EngineReading,
+    KnownSeries,
     OtherPageError,
     PageError,
     page_paths,
@@ -36,6 +37,7 @@ from wattspan.inference.engine_metrics import (
 )
 from wattspan.inference.engine_totals import CounterEnergy, ModelTotals, ProcessStep
 from wattspan.inference.host_energy import HostCounter
+from wattspan.inference.latency_histograms import LatencyPage, read_tracked_page
 from wattspan.model import (
     SECOND,
     Consumer,
@@ -66,6 +68,9 @@ from wattspan.service.tuning_assembly import AgentCore
 from wattspan.spans.aggregator import shortened_name
 from wattspan.util.http_get import OK, FetchError, HttpAnswer, KeptConnection
 
+if TYPE_CHECKING:
+    from wattspan.tuning.engine_pages import EnginePages
+
 TIMEOUT = 2.0
 """Seconds for a connection, and for a page."""
 
@@ -84,10 +89,19 @@ _WAITING = 128  # readings whose energy has not settled
 
 
 PageObserver = Callable[
-    [ServingEngineSettings, int, bytes, EngineReading, Sequence[Consumer]], object
+    [
+        ServingEngineSettings,
+        int,
+        EngineReading,
+        LatencyPage,
+        Consumer | None,
+        Sequence[Consumer],
+    ],
+    object,
 ]
-"""Takes each page with its time (monotonic), its counters, and the engine's processes, the one that
-answered first. It is called by the scraper's thread."""
+"""Takes each page: its time (monotonic), counters and latencies, the process that answers if the
+kernel shows it, and all processes of the engine, that one first. It is called by
+the scraper's thread."""
 
 
 class _Reading(NamedTuple):
@@ -122,6 +136,7 @@ class EngineScraper:
         self._paths = (place.path,) if place.path.strip("/") else page_paths(settings.kind)
         self._path = ""  # that of the last page, and its engine
         self._kind: str = settings.kind
+        self._known = KnownSeries()
         self._readings: deque[_Reading] = deque(maxlen=_WAITING)
         self._boards: dict[str, CounterEnergy] = {}
         self._common: dict[str, CounterEnergy] = {}  # with the engines beside
@@ -193,7 +208,10 @@ class EngineScraper:
         try:
             token = bearer_token(self._settings.token_file, "in [[serving.engine]]")
             body, at, took, processes = self._fetched(token)
-            page = read_page(body, self._kind)
+            if self._observe is None:
+                page, latencies = read_page(body, self._kind, self._known), LatencyPage()
+            else:
+                page, latencies = read_tracked_page(body, self._kind, self._known)
             self._kind = page.page.kind  # the names of one engine only are sought from now on
         except FetchError as error:
             remedy = "Start the engine with its metrics, or correct `url`."
@@ -217,8 +235,8 @@ class EngineScraper:
         self._took = took
         if self._observe is not None:
             shown = sorted(one for one in processes.members if isinstance(one, Consumer))
-            shown = shown if listener is None else [listener, *shown]
-            self._observe(self._settings, at, body, page, shown)
+            shown = shown if listener is None else list(dict.fromkeys([listener, *shown]))
+            self._observe(self._settings, at, page, latencies, listener, shown)
 
     def _fetched(self, token: str) -> tuple[bytes, int, int, EngineProcesses]:
         """The page, the moment and duration of its reading, and who sent it."""
@@ -297,11 +315,11 @@ class EngineScraper:
             self._beside = beside
         since = self._readings[0].at - _BACK
         found = self._history.group_steps(
-            [members, members | beside],
+            [members, members | beside] if beside else [members],
             lambda key: self._boards[key].until if key in self._boards else since,
         )
         for key, steps in found.items():
-            for group, of in enumerate((self._boards, self._common)):
+            for group, of in ((0, self._boards), (-1, self._common)):
                 of.setdefault(key, CounterEnergy()).add(
                     ProcessStep(one.start, one.end, one.energies[group], one.doubts[group])
                     for one in steps
@@ -423,8 +441,9 @@ class EngineScrapers:
         core: AgentCore,
         principals: PrincipalResolver,
         earlier: Iterable[EngineRow] = (),
-        observe: PageObserver | None = None,
+        pages: EnginePages | None = None,
     ) -> None:
+        """``pages`` takes those of the engines that it has."""
         self.services = ServiceGroup("serving")
         self._scrapers: list[EngineScraper] = []
         listeners, neighbours = dict[Consumer, str](), EngineNeighbours()
@@ -441,7 +460,7 @@ class EngineScrapers:
                 finder,
                 earlier=earlier,
                 share_idle=core.config.serving.idle == "proportional",
-                observe=observe,
+                observe=pages.offer if pages is not None and one.label in pages else None,
                 neighbours=neighbours,
             )
             self._scrapers.append(scraper)

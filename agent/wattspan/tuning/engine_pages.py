@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from wattspan.config import ServingEngineSettings, TunedJobSettings
-from wattspan.inference.engine_metrics import EngineReading, PageError
-from wattspan.inference.latency_histograms import LatencyPage, read_latencies
+from wattspan.inference.engine_metrics import EngineReading
+from wattspan.inference.latency_histograms import LatencyPage
 from wattspan.model import SECOND, Consumer
 from wattspan.model.settings import Duration
 from wattspan.tuning.decisions.engine_load import (
@@ -37,24 +37,21 @@ class EnginePages:
     def __init__(self, engines: Collection[str]) -> None:
         self._newest: dict[str, EnginePageRead | None] = dict.fromkeys(engines)
 
+    def __contains__(self, engine: str) -> bool:
+        return engine in self._newest
+
     def offer(
         self,
         settings: ServingEngineSettings,
         at: int,
-        body: bytes,
         reading: EngineReading,
+        latencies: LatencyPage,
+        listener: Consumer | None,
         processes: Sequence[Consumer],
     ) -> None:
-        """Keep a page of an engine that was read at ``at``; the first process has answered."""
-        if settings.label not in self._newest:
-            return
-        try:
-            latencies = read_latencies(body, reading.page)
-        except PageError:
-            latencies = LatencyPage()
-        found = tuple(dict.fromkeys(processes))
+        """Keep a page of an engine in the list that was read at ``at``."""
         self._newest[settings.label] = EnginePageRead(
-            settings.label, settings.interval, at, reading, latencies, found
+            settings.label, settings.interval, at, reading, latencies, tuple(processes), listener
         )
 
     def newest(self) -> list[EnginePageRead]:

@@ -8,15 +8,17 @@ import pytest
 from testbed.engine_pages import VLLM, page
 from testbed.latency_pages import BETWEEN, FIRST, TOKENS, LatencyPages
 
-from wattspan.inference.engine_metrics import PAGES, PageError, read_page
+from wattspan.inference.engine_metrics import PAGES, OtherPageError, PageError, read_page, scan
 from wattspan.inference.latency_histograms import (
     LATENCIES,
     LatencyBucket,
     LatencyNames,
     LatencyPage,
     bound_of,
+    latency_names,
     observed,
     read_latencies,
+    read_tracked_page,
     spread,
 )
 from wattspan.model import MILLISECOND
@@ -27,7 +29,8 @@ INF = math.inf
 
 def latencies(*lines: str, kind: str = "vllm") -> LatencyPage:
     """Those of a page with these lines, of the newest version of a kind."""
-    return read_latencies("\n".join(lines).encode(), next(one for one in PAGES if one.kind == kind))
+    page = next(one for one in PAGES if one.kind == kind)
+    return read_latencies(scan("\n".join(lines).encode(), latency_names(kind)), page)
 
 
 def test_histograms_of_a_page_are_read() -> None:
@@ -36,7 +39,7 @@ def test_histograms_of_a_page_are_read() -> None:
         pages.first.add(seconds)
     pages.between.add(0.02)
     body = pages.body(running=3, waiting=2)
-    found = read_latencies(body, read_page(body).page)
+    _, found = read_tracked_page(body)
     assert found.waiting == 2
     assert not found.by_token
     own = found.first[OWN]
@@ -49,7 +52,7 @@ def test_times_of_tokens_stand_in_for_those_of_requests() -> None:
     pages = LatencyPages(by_token=True)
     pages.tokens.add(0.02, 50)
     body = pages.body()
-    found = read_latencies(body, read_page(body).page)
+    _, found = read_tracked_page(body)
     assert found.by_token
     assert found.between[OWN][0.025] == 50
 
@@ -106,10 +109,25 @@ def test_running_requests_of_dynamo_include_the_waiting_ones() -> None:
     assert latencies("x 1", kind="tensorrt-llm").waiting is None
 
 
-def test_page_with_too_many_buckets_is_refused() -> None:
-    lines = (f'{TOKENS}_bucket{{le="1",n="{n}"}} 1' for n in range(3000))
-    with pytest.raises(PageError, match="samples"):
-        latencies(*lines)
+def test_page_with_too_many_buckets_has_its_counters() -> None:
+    lines = "\n".join(f'{TOKENS}_bucket{{le="1",n="{n}"}} 1' for n in range(3000))
+    body = LatencyPages().body(running=3)
+    assert read_tracked_page(body + lines.encode()) == (read_page(body), LatencyPage())
+
+
+def test_page_of_no_engine_has_no_latencies_either() -> None:
+    for body, error in ((b"[]", OtherPageError), (b"x 1", PageError)):
+        with pytest.raises(error):
+            read_tracked_page(body)
+
+
+@pytest.mark.parametrize("kind", ["auto", "vllm"])
+def test_one_scan_finds_counters_and_latencies(kind: str) -> None:
+    pages = LatencyPages()
+    pages.first.add(0.25, 7)
+    reading, found = read_tracked_page(body := pages.body(running=3, finished=9), kind)
+    assert reading == read_page(body)
+    assert found.first[OWN][INF] == 7
 
 
 def test_known_names_are_those_of_known_pages() -> None:

@@ -934,10 +934,11 @@ def test_no_listener_is_a_fetch_error(free_port: Callable[[], int]) -> None:
 def test_each_page_is_offered_with_the_processes_of_the_engine() -> None:
     stage = Stage()
     stage.run(10)
-    settings, at, body, reading, processes = stage.offered[-1]
+    settings, at, reading, latencies, listener, processes = stage.offered[-1]
     assert settings is stage.settings
     assert at == stage.host.clock.monotonic() - 5 * 10**9
-    assert b"vllm:" in body
+    assert latencies.waiting == 0
     assert reading.page.kind == "vllm"
-    assert processes[0].pid == stage.host.pids["api"]
+    assert processes[0] == listener
+    assert listener.pid == stage.host.pids["api"]
     assert {one.pid for one in processes} == set(stage.host.pids.values())

@@ -42,7 +42,10 @@ _TITLES = {True: "time to the first token", False: "time between tokens"}
 
 
 class EnginePageRead(NamedTuple):
-    """A page of an engine, read each ``interval`` at ``at``, and the engine's processes."""
+    """A page of an engine, read each ``interval`` at ``at``, and the engine's processes.
+
+    ``listener`` has answered, and is the first one; None if the kernel does not show it.
+    """
 
     engine: str
     interval: int
@@ -50,6 +53,7 @@ class EnginePageRead(NamedTuple):
     counters: EngineReading
     latencies: LatencyPage
     processes: tuple[Consumer, ...] = ()
+    listener: Consumer | None = None
 
 
 class EngineProgress(NamedTuple):
