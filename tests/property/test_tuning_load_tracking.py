@@ -17,11 +17,13 @@ from wattspan.tuning.decisions.load_cells import (
 from wattspan.tuning.decisions.load_tracking import (
     LoadObservation,
     TrackingPolicy,
+    TrackingState,
     begin_tracking,
     track,
 )
 
 TTFT = LatencyObjective(True, 400 * MILLISECOND, 0.01)
+TBT = LatencyObjective(False, 100 * MILLISECOND, 0.01)
 SETTINGS = (1980, 1590, 1185)
 
 stretches = st.lists(
@@ -88,3 +90,44 @@ def test_evidence_never_counts_for_a_higher_load(
     assert lowest == sorted(lowest, reverse=True)
     for number, setting in enumerate(lowest):
         assert setting == 0 or highest[setting] >= number
+
+
+def lowered() -> TrackingState:
+    """A server at a lower setting than the original, with an alarm."""
+    state = begin_tracking(TrackingPolicy((TTFT, TBT), SETTINGS), 0)
+    for second in range(100):
+        start, now = second * SECOND, (second + 1) * SECOND
+        requests = [RequestTimes(start, now, 50 * MILLISECOND, MILLISECOND)] * 8
+        sample = LoadSample(start, now, 8.0, 8, 8)
+        state = track(state, LoadObservation(now, sample, requests))
+    assert state.alarm is not None
+    return state
+
+
+LOWERED = lowered()
+latencies = st.one_of(st.none(), st.integers(1, 800).map(lambda one: one * MILLISECOND))
+ended = st.lists(
+    st.builds(
+        RequestTimes,
+        st.integers(-5 * SECOND, 101 * SECOND),
+        st.sampled_from([101 * SECOND, 102 * SECOND]),
+        latencies,
+        latencies,
+        st.none(),
+        st.integers(0, 50),
+        st.booleans(),
+        st.integers(1, 40),
+    ),
+    max_size=8,
+)
+
+
+@given(ended)
+def test_requests_with_a_number_count_as_so_many(requests: list[RequestTimes]) -> None:
+    requests.sort(key=lambda one: one.end)
+    each = [one._replace(number=1) for one in requests for _ in range(one.number)]
+    sample = LoadSample(100 * SECOND, 102 * SECOND, 8.0, 8, 8)
+    both = [
+        track(LOWERED, LoadObservation(102 * SECOND, sample, some)) for some in (requests, each)
+    ]
+    assert both[0] == both[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from string import ascii_letters
 
@@ -84,6 +85,33 @@ def test_alarm_accepts_any_input(allowed: float, batches: list[tuple[int, float]
     assert alarm.alarmed in (True, False)
     if not any(round(requests * part) for requests, part in batches):
         assert not alarm.alarmed
+
+
+@given(
+    allowed=st.sampled_from([0.001, 0.01, 0.1]),
+    before=st.lists(st.tuples(st.integers(1, 99), st.integers(0, 1)), max_size=5),
+    half=st.integers(0, 60),
+    misses=st.integers(1, 40),
+)
+def test_mixed_requests_alarm_as_those_at_even_distances(
+    allowed: float, before: list[tuple[int, int]], half: int, misses: int
+) -> None:
+    alarm = MissAlarm(allowed)
+    for each in before:
+        alarm = alarm.add(*each)
+    mixed = alarm.add_mixed(misses * (2 * half + 1), misses)
+    for _ in range(misses):
+        for late in (*half * [0], 1, *half * [0]):
+            alarm = alarm.add(1, late)
+    for exponent in range(40):
+        patience = 2**exponent
+        own = replace(mixed, patience=patience), replace(alarm, patience=patience)
+        assert own[0].alarmed is own[1].alarmed
+
+
+@given(allowed=parts, requests=st.integers(0, 99))
+def test_mixed_requests_without_misses_are_no_alarm(allowed: float, requests: int) -> None:
+    assert MissAlarm(allowed).add_mixed(requests, 0) == MissAlarm(allowed).add(requests, 0)
 
 
 # ------------------------------------------------------------------------------------- serving

@@ -10,9 +10,10 @@ finished request, or for each token. Names and default bounds: ``vllm/v1/metrics
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ Histograms = Mapping[Labels, Mapping[float, float]]
 """Observations up to each bound (seconds; infinity for all), by the other labels of a series."""
 
 _LONGEST = 1e9  # seconds: no bound of a histogram is larger, and others overflow
+_DIFFERENT = 32  # latencies of one bucket between two pages
 
 
 class LatencyNames(NamedTuple):
@@ -236,26 +238,30 @@ def observed(
 
 def spread(
     buckets: Sequence[LatencyBucket], count: int, limits: Sequence[int], offset: float = 0.5
-) -> list[int]:
-    """So many latencies in nanoseconds, ascending, that are spread like the observations.
+) -> list[tuple[int, int]]:
+    """So many latencies in nanoseconds, spread like the observations: each with its number.
 
-    Each is above the lower and up to the upper bound of its bucket, by interpolation of the
-    logarithm. Within a bucket that holds one of ``limits`` inside, all are at its upper bound: a
-    limit counts as the next lower bound. ``offset`` from 0 to 1 is the place of the first latency
-    among the observations that it stands for.
+    They ascend. Each is above the lower and up to the upper bound of its bucket, by interpolation
+    of the logarithm; a bucket has a few different ones. Within a bucket that holds one of
+    ``limits`` inside, all are at its upper bound: a limit counts as the next lower bound.
+    ``offset`` from 0 to 1 is the place of the first latency among the observations that it stands
+    for.
     """
-    buckets = sorted(buckets, key=lambda one: (one.low, one.high is None, one.high))
-    reached = list(accumulate(one.number for one in buckets))
-    found: list[int] = []
-    place = 0
-    for number in range(count if reached else 0):
-        rank = (number + offset) * reached[-1] / count
-        while reached[place] < rank and place + 1 < len(reached):
-            place += 1
-        bucket = buckets[place]
-        part = min(1.0, 1 - (reached[place] - rank) / bucket.number)
-        found.append(_within(bucket, max(0.0, part), limits))
-    return sorted(found)  # the buckets of two series may overlap
+    found = Counter[int]()
+    total = sum(one.number for one in buckets)
+    begun = reached = 0  # latencies and observations up to the bucket
+    for bucket in sorted(buckets, key=lambda one: (one.low, one.high is None, one.high)):
+        reached += bucket.number
+        until = math.floor(reached * count / total - offset) + 1 if reached < total else count
+        own = max(0, min(count, until) - begun)
+        parts = min(own, _DIFFERENT)
+        for part in range(parts):
+            first, end = own * part // parts, own * (part + 1) // parts
+            rank = (begun + (first + end - 1) / 2 + offset) * total / count
+            inside = min(1.0, max(0.0, 1 - (reached - rank) / bucket.number))
+            found[_within(bucket, inside, limits)] += end - first
+        begun += own
+    return sorted(found.items())  # the buckets of two series may overlap
 
 
 def _within(bucket: LatencyBucket, part: float, limits: Sequence[int]) -> int:

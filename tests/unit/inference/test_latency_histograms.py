@@ -188,26 +188,33 @@ def test_series_of_a_new_model_counts_from_zero_after_a_whole_page() -> None:
 def test_latencies_are_as_many_as_observed_in_each_bucket() -> None:
     buckets = [LatencyBucket(0, 100, 3), LatencyBucket(100, 400, 2), LatencyBucket(400, None, 1)]
     found = spread(buckets, 6, [400])
-    assert found[:3] == [17, 50, 83]
-    assert found[3:5] == [141, 283]  # by the logarithm
-    assert found[5] == 401
+    assert found[:3] == [(17, 1), (50, 1), (83, 1)]
+    assert found[3:5] == [(141, 1), (283, 1)]  # by the logarithm
+    assert found[5] == (401, 1)
+
+
+def test_many_latencies_of_a_bucket_are_a_few_with_numbers() -> None:
+    found = spread([LatencyBucket(0, 3200, 64_000), LatencyBucket(3200, 6400, 7)], 64_007, [])
+    assert [number for _, number in found] == 32 * [2000] + 7 * [1]
+    assert [one for one, _ in found[:3]] == [50, 150, 250]
 
 
 def test_bucket_that_holds_the_limit_is_beyond_it() -> None:
-    assert spread([LatencyBucket(100, 400, 2)], 2, [399]) == [400, 400]
-    assert all(one <= 400 for one in spread([LatencyBucket(100, 400, 9)], 9, [400, 100]))
-    assert spread([LatencyBucket(400, None, 1)], 1, [900]) == [901]
+    assert spread([LatencyBucket(100, 400, 2)], 2, [399]) == [(400, 2)]
+    assert all(one <= 400 for one, _ in spread([LatencyBucket(100, 400, 9)], 9, [400, 100]))
+    assert spread([LatencyBucket(400, None, 1)], 1, [900]) == [(901, 1)]
 
 
 def test_latencies_of_tokens_are_spread_over_fewer_requests() -> None:
     buckets = [LatencyBucket(0, 10, 90), LatencyBucket(10, 20, 10)]
     found = [one for offset in (0.05, 0.35, 0.65, 0.95) for one in spread(buckets, 5, [10], offset)]
-    assert sum(one > 10 for one in found) == 2
+    assert sum(number for one, number in found if one > 10) == 2
+    assert sum(number for _, number in found) == 20
 
 
 def test_no_latency_comes_from_no_observation() -> None:
     assert spread([], 5, [1]) == []
-    assert spread([LatencyBucket(0, 0, 1)], 1, [5]) == [0]
+    assert spread([LatencyBucket(0, 0, 1)], 1, [5]) == [(0, 1)]
 
 
 def test_next_lower_bound_of_all_series_stands_for_a_limit() -> None:

@@ -78,7 +78,7 @@ def test_requests_begin_before_their_pages_by_what_they_may_have_lasted() -> Non
     before = start - 2 * SECOND  # twice 2 requests for 5 s, of 10
     assert all(one.start == before - one.between for one in between)
     # 250 ms is the next lower bound of 400 ms.
-    assert [one.first_token > TTFT.limit for one in first] == [False, True, True]
+    assert [one.number for one in first if one.first_token > TTFT.limit] == [2]
     assert [one.between > TBT.limit for one in between] == [False, True]
     assert not any(one.again for one in first)
     assert all(one.again for one in between)
@@ -103,8 +103,10 @@ def test_times_of_tokens_weigh_as_much_as_the_ended_requests() -> None:
         assert found is not None
         assert all(one.start == found.sample.start - one.between for one in found.requests)
         requests += found.requests
-    assert len(requests) == 200
-    assert sum(one.between > TBT.limit for one in requests) == pytest.approx(10, abs=1)
+    assert sum(one.number for one in requests) == 200
+    assert sum(one.number for one in requests if one.between > TBT.limit) == pytest.approx(
+        10, abs=1
+    )
 
 
 def test_names_that_change_between_pages_give_no_latency() -> None:
@@ -118,7 +120,9 @@ def test_names_that_change_between_pages_give_no_latency() -> None:
 def test_lying_page_makes_no_endless_list() -> None:
     engine = Engine(TTFT)
     engine.pages.first.add(0.2, 10**9)
-    assert len(engine.page(finished=1).requests) == MAX_REQUESTS
+    requests = engine.page(finished=1).requests
+    assert sum(one.number for one in requests) == MAX_REQUESTS
+    assert len(requests) < 100
 
 
 def test_counters_that_fall_are_a_new_beginning() -> None:
@@ -203,22 +207,6 @@ def test_bound_stands_for_the_limit_of_each_objective() -> None:
     assert EngineLoad([TTFT]).bounds == [None]
 
 
-def test_misses_of_a_page_do_not_come_one_after_the_other() -> None:
-    engine = Engine()
-    for histogram, slow in ((engine.pages.first, 0.6), (engine.pages.between, 0.3)):
-        histogram.add(0.02, 96)
-        histogram.add(slow, 4)
-    requests = engine.page(running=4, finished=100).requests
-    missed = [
-        place
-        for place, one in enumerate(requests)
-        if (one.first_token or 0) > TTFT.limit or (one.between or 0) > TBT.limit
-    ]
-    assert len(requests) == 200
-    assert len(missed) == 8
-    assert missed[-1] - missed[0] > 100
-
-
 # -------------------------------------------------------------------------- pages that mislead
 
 OTHERS = (Consumer(8, 1), Consumer(9, 1))
@@ -268,7 +256,7 @@ def test_new_series_counts_from_zero_after_a_whole_page() -> None:
     page = engine.pages.read(engine.now + SECOND, SECOND, **engine.counts)
     both = {**page.latencies.first, **other.read(SECOND, SECOND).latencies.first}
     page = page._replace(latencies=page.latencies._replace(first=both))
-    assert len(engine.load.add(page).requests) == 7
+    assert sum(one.number for one in engine.load.add(page).requests) == 7
 
 
 def test_duration_of_requests_is_averaged_and_bounded() -> None:

@@ -1,8 +1,9 @@
 """The load and the latencies of a server, from the Prometheus pages of its engine.
 
 Two pages show how many requests and tokens came between them, and how long the requests took, by
-the buckets of a histogram. Each bucket's requests become entries with a latency within it, at the
-time between the pages: arrivals are the ended requests and the growth of those in flight.
+the buckets of a histogram. Each bucket's requests become a few entries with a number and a latency
+within it, at the time between the pages: arrivals are the ended requests and the growth of those in
+flight.
 
 A request belongs to all settings since its arrival, which a page does not tell. Entries therefore
 begin before their first page by their latency, or by twice the mean duration of requests where the
@@ -12,9 +13,8 @@ requests have ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import NamedTuple
 
 from wattspan.inference.engine_metrics import EngineReading, Figure, Progress, progress
@@ -31,7 +31,7 @@ from wattspan.tuning.decisions.load_cells import LatencyObjective, RequestTimes
 from wattspan.tuning.decisions.values import EnergyPoint
 
 MAX_REQUESTS = 20_000
-"""Entries of one latency between two pages; more requests are represented by so many."""
+"""Latencies of one kind between two pages; more requests are represented by so many."""
 
 _DURATIONS = 2  # mean durations that a request which has ended may have lasted
 _LONGEST_DURATION = 600 * SECOND  # of a request: its settings are not remembered for longer
@@ -131,10 +131,11 @@ class EngineLoad:
         )
         self._lasting += sample.in_flight * (sample.end - sample.start)
         self._ended += sample.completions
-        entries = (
-            self._entries(before, page, sample, first=one, whole=whole) for one in (True, False)
-        )
-        requests = _mixed(entries)
+        requests = [
+            entry
+            for one in (True, False)
+            for entry in self._entries(before, page, sample, first=one, whole=whole)
+        ]
         if self._ended > 2 * _RECENT:
             self._lasting, self._ended = self._lasting * _RECENT / self._ended, _RECENT
         return EngineProgress(sample, requests, self._points(done, before.at, page.at))
@@ -197,9 +198,12 @@ class EngineLoad:
         times = spread(buckets, min(count, MAX_REQUESTS), limits, offset)
         start, end = sample.start - back, sample.end
         if first:
-            return [RequestTimes(start - one, end, one) for one in times]
+            return [RequestTimes(start - one, end, one, number=many) for one, many in times]
         again = any(one.first for one in self.objectives)
-        return [RequestTimes(start - one, end, None, one, again=again) for one in times]
+        return [
+            RequestTimes(start - one, end, None, one, again=again, number=many)
+            for one, many in times
+        ]
 
     def _points(self, done: Progress, start: int, end: int) -> tuple[EnergyPoint, ...]:
         tokens = done.tokens.get("output")
@@ -215,13 +219,3 @@ def in_flight(page: EnginePageRead) -> float | None:
     """The running and waiting requests of a page; None if it lacks one of them."""
     running, waiting = page.counters.sum(Figure.RUNNING), page.latencies.waiting
     return None if running is None or waiting is None else running + waiting
-
-
-def _mixed(lists: Iterable[Sequence[RequestTimes]]) -> list[RequestTimes]:
-    """Their entries in an even mixture: an alarm counts misses in the order of the requests."""
-    places = [
-        ((number + shift / 2) * _OFFSET_STEP % 1, one)
-        for shift, each in enumerate(lists)
-        for number, one in enumerate(each)
-    ]
-    return [one for _, one in sorted(places, key=itemgetter(0))]

@@ -42,9 +42,10 @@ class LatencyObjective(NamedTuple):
 
 
 class RequestTimes(NamedTuple):
-    """One finished request; times in nanoseconds, None where unknown.
+    """A finished request; times in nanoseconds, None where unknown.
 
-    ``again``: another entry has the other latency of such a request.
+    ``again``: another entry has the other latency of such a request. ``number``: so many requests
+    have these times.
     """
 
     start: int
@@ -54,6 +55,7 @@ class RequestTimes(NamedTuple):
     input_tokens: int | None = None
     output_tokens: int | None = None
     again: bool = False
+    number: int = 1
 
     def latency(self, objective: LatencyObjective) -> int | None:
         return self.first_token if objective.first else self.between
@@ -136,7 +138,7 @@ class MissTally(NamedTuple):
         return cls(((0, 0, 0),) * count)
 
     def add(self, each: Sequence[Gate], request: RequestTimes, *, only_misses: bool) -> MissTally:
-        """Add a request; ``only_misses`` ignores it at the gates that it keeps."""
+        """Add requests; ``only_misses`` ignores them at the gates that they keep."""
         counts = list(self.counts)
         for place, gate in enumerate(each):
             latency = request.latency(gate.objective)
@@ -145,8 +147,12 @@ class MissTally(NamedTuple):
             missed = latency > gate.objective.limit
             if missed or not only_misses:
                 requests, misses, near = counts[place]
-                is_near = gate.near * latency > gate.objective.limit
-                counts[place] = requests + 1, misses + missed, near + is_near
+                number, is_near = request.number, gate.near * latency > gate.objective.limit
+                counts[place] = (
+                    requests + number,
+                    misses + number * missed,
+                    near + number * is_near,
+                )
         return MissTally(tuple(counts))
 
 

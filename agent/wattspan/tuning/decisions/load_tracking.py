@@ -11,9 +11,11 @@ restore the original and double the dwell.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from wattspan.model import SECOND, DecisionReason, Nanoseconds
@@ -268,8 +270,8 @@ def _observe(state: TrackingState, observation: LoadObservation) -> TrackingStat
     if state.bin > before or (state.before_surge and state.load.surging):
         state = state._replace(quiet_since=now)
     state = _mark(state, now, settled=observation.in_force)
-    for request in observation.requests:
-        state = _add_request(state, request)
+    for _, ended in groupby(observation.requests, key=attrgetter("end")):
+        state = _add_requests(state, tuple(ended))
     if now - state.tallied_at >= state.policy.period:
         state = _add_tallies(state, now)
     return _add_energy(state, observation)
@@ -286,49 +288,58 @@ def _mark(state: TrackingState, now: int, *, settled: bool) -> TrackingState:
     return state._replace(marks=(*state.marks, mark)[-_MAX_MARKS:], meters=meters, tokens=0.0)
 
 
-def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:
-    """Count a request for the load bin at its arrival, and the lowest setting of its time.
+def _add_requests(state: TrackingState, ended: Sequence[RequestTimes]) -> TrackingState:
+    """Count requests that ended at one time, as all those of a page did: they have no order."""
+    requests = misses = 0
+    for request in ended:
+        state, heard, missed = _add_request(state, request)
+        requests += heard
+        misses += heard * missed
+    if state.alarm is None or not requests:
+        return state
+    return state._replace(alarm=state.alarm.add_mixed(requests, misses))
 
-    A request under several settings counts only if it missed its limit. A certified setting
-    therefore holds for the requests that arrive while the load is in this bin.
+
+def _add_request(state: TrackingState, request: RequestTimes) -> tuple[TrackingState, int, bool]:
+    """Count requests for the load bin at their arrival, and the lowest setting of their time.
+
+    Under several settings they count only if they missed a limit. A certified setting therefore
+    holds for the requests that arrive while the load is in this bin. Returns the number for the
+    alarm, too, and whether they missed.
     """
-    marks = state.marks
-    inside = [one for one in marks if request.start < one.at < request.end]
-    first = next((one for one in reversed(marks) if one.at <= request.start), None)
+    marks, each, number = state.marks, state.cells.gates, request.number
+    place = bisect_right(marks, request.start, key=attrgetter("at"))
     latest = request.end - (request.end - request.start) // 2
-    if first is None:  # it began before the first known load
-        late = any((request.latency(one) or 0) > one.limit for one in state.policy.objectives)
-        if state.alarm is None or not late or request.end < state.changed_at:
-            return state
-        return state._replace(alarm=state.alarm.add(1, 1))
-    during = [first, *inside]
+    late = [
+        None if (latency := request.latency(one)) is None else latency > one.limit
+        for one in state.policy.objectives
+    ]
+    missed = any(late)
+    if not place:  # they began before the first known load
+        return state, number * (missed and request.end >= state.changed_at), missed
+    during = marks[place - 1 : max(place, bisect_left(marks, request.end, key=attrgetter("at")))]
     setting = max(one.setting for one in during)
-    number = first.number
     mixed = any(one.setting != setting or not one.settled for one in during)
-    each = state.cells.gates
-    key = number, setting
+    key = during[0].number, setting
     tally = state.tallies.get(key, MissTally.empty(len(each)))
     tally = tally.add(each, request, only_misses=mixed)
-    misses, counted = list(state.totals.misses), list(state.totals.counted)
-    missed = 0
-    for place, objective in enumerate(state.policy.objectives):
-        latency = request.latency(objective)
-        if latency is not None:
-            counted[place] += 1
-            misses[place] += latency > objective.limit
-            missed |= latency > objective.limit
+    known = state.totals
     totals = state.totals._replace(
-        requests=state.totals.requests + (not request.again),
-        misses=tuple(misses),
-        counted=tuple(counted),
+        requests=known.requests + number * (not request.again),
+        misses=tuple(
+            total + number * (one is True) for total, one in zip(known.misses, late, strict=True)
+        ),
+        counted=tuple(
+            total + number * (one is not None)
+            for total, one in zip(known.counted, late, strict=True)
+        ),
     )
-    alarm = state.alarm
     # A request counts once, with each of its misses, also if the present setting is that of most
     # of its time: else long requests would alarm late after a change.
     present = setting == state.setting or state.changed_at <= latest
-    if alarm is not None and present and (missed or not request.again):
-        alarm = alarm.add(1, missed)
-    meters, tokens, generated = state.meters, state.tokens, request.output_tokens or 0
+    heard = number * (present and (missed or not request.again))
+    meters, tokens = state.meters, state.tokens
+    generated = number * (request.output_tokens or 0)
     for place in reversed(range(len(meters))):
         if meters[place].start <= request.end < meters[place].end:
             one = meters[place]._replace(tokens=meters[place].tokens + generated)
@@ -336,13 +347,13 @@ def _add_request(state: TrackingState, request: RequestTimes) -> TrackingState:
             break
     else:
         tokens += generated  # of the present period, or of one whose energy was counted
-    return state._replace(
+    state = state._replace(
         tallies={**state.tallies, key: tally},
         totals=totals,
-        alarm=alarm,
         meters=meters,
         tokens=tokens,
     )
+    return state, heard, missed
 
 
 def _add_tallies(state: TrackingState, now: int) -> TrackingState:

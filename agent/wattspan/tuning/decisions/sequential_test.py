@@ -159,6 +159,23 @@ class MissAlarm:
             ),
         )
 
+    def add_mixed(self, requests: int, misses: int) -> MissAlarm:
+        """Add later requests in an unknown order, as if their misses came at even distances.
+
+        Half a distance is before the first miss and behind the last one. The result is that of
+        adding them one by one: a sum that was 0 before a miss was so before the first or the last.
+        """
+        if not misses:
+            return self.add(requests, 0)
+        half = (requests - misses) / (2 * misses)
+        sums: list[float] = []
+        for reached, odds in zip(self._sums, _ALARM_ODDS_FACTORS, strict=True):
+            gain = _gain(requests, misses, self.allowed, odds)
+            last = _gain(1 + half, 1, self.allowed, odds)
+            every = gain - _gain(half, 0, self.allowed, odds)
+            sums.append(max(0.0, reached + gain, every, last))
+        return replace(self, _sums=tuple(sums))
+
     @property
     def alarmed(self) -> bool:
         return max(self._sums) >= math.log(self.patience * len(_ALARM_ODDS_FACTORS))
