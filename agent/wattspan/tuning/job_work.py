@@ -445,6 +445,7 @@ class JobWork:
         self.engine = EngineRequests(settings) if settings.engine else None
         self._by_spans, self._compared = False, SpansAndPage()
         self._until = 0  # the end of the work that was read from the page
+        self._later: list[RequestTimes] = []  # of spans, ended after that
 
     def add(self, received: ReceivedSpans, now: int) -> None:
         """Add the work among the spans of one of the job's processes."""
@@ -494,10 +495,13 @@ class JobWork:
         agree = compared.agree is not False  # also while the page is not read any more
         hidden = compared.alone(2 * max(self.engine.interval, self._period))
         self._by_spans = bool(announced) and agree and not hidden and not self.requests.missing
-        if not self._by_spans:
-            self._until = self.engine.until
-            return page
-        return TrackedWork(sample, [one for one in requests if one.end > self._until])
+        self._until = self._until if self._by_spans else self.engine.until
+        later = [one for one in (*self._later, *requests) if one.end > self._until]
+        if self._by_spans:
+            self._later = []
+            return TrackedWork(sample, later)
+        self._later = later[-_MAX_ENDED:]
+        return page
 
     def update_living(self, directory: ProcessDirectory, now: int) -> None:
         """Remove the ranks of ended processes; the others keep their numbers."""
@@ -512,5 +516,6 @@ class JobWork:
         self.units.drain()
         self.requests.drain()
         self.instructions.drain()
+        self._later = []
         if self.engine is not None:
             self.engine.discard()

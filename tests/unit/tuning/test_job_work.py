@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from testbed.latency_pages import LatencyPages
 
 from wattspan.config import TunedJobSettings
 from wattspan.ingest.export_request import LatencyReport
@@ -25,6 +26,7 @@ from wattspan.tuning.job_work import (
     MAX_OPEN,
     InFlightRequests,
     JobRequests,
+    JobWork,
     SpansAndPage,
     latency_reports,
 )
@@ -369,3 +371,26 @@ def test_announcements_of_an_ended_process_are_forgotten() -> None:
     requests.keep({SERVER})
     assert requests.announced is None
     assert not requests.surely_announced
+
+
+def test_each_request_is_counted_once_as_spans_replace_the_page() -> None:
+    """One that ended after the last page, before enough were announced, is that of its span."""
+    job = settings(engine="vllm", slo={"ttft_p99": Duration(SECOND)}, ttft="a")
+    work, pages = JobWork("chat", job, 0), LatencyPages()
+    work.add(received(), 0)
+    counted = by_span = 0
+    for second in range(33):
+        now = second * SECOND
+        if second:
+            announced = starts(second, second - 0.9), ends(second, second - 0.5)
+            work.in_flight.add(SERVER, announced, now)
+            request = span(second, second - 0.9, second - 0.5)
+            work.add(received(request, latency=RequestLatency(300, None)), now)
+            pages.first.add(0.3)
+        if second % 8 == 0:
+            work.add_page(pages.read(now, 8 * SECOND, (SERVER,), finished=second), now)
+        found = work.read_requests(now)
+        counted += sum(one.number for one in found.requests)
+        by_span += len(found.requests) if not found.note else 0
+    assert 8 < by_span < 24
+    assert counted == 32
