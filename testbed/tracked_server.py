@@ -63,6 +63,7 @@ class TrackedServer(Job):
     interval: float = 0.0
     sends: bool = True  # spans
     workers: tuple[Consumer, ...] = ()  # others of its page
+    hidden: bool = False  # the kernel does not show which of them listens
     page: LatencyPages = field(default_factory=LatencyPages)
     ended: int = 0
     due: float = 0.0
@@ -111,7 +112,8 @@ class TrackedServer(Job):
             "prompt": 200 * self.ended,
             "generated": 50 * self.ended,
         }
-        host.pages[ENGINE] = self.page.read(now, step, (self.consumer, *self.workers), **counts)
+        page = self.page.read(now, step, (self.consumer, *self.workers), **counts)
+        host.pages[ENGINE] = page._replace(listener=None if self.hidden else self.consumer)
 
     def _told(self, came: float, until: float, first: float, ident: bytes) -> Span:
         self.latencies.append(first)

@@ -289,11 +289,15 @@ _HINT = "`wattspan top --by span` lists the received spans."
 
 @dataclass(slots=True)
 class MissingJobs:
-    """The rows of jobs without units of work; their sentences list the received spans."""
+    """The rows of jobs without units of work; their sentences list the received spans.
+
+    ``declined`` are causes, as clauses, why the pages of engines are not used.
+    """
 
     settings: AutotuneSettings
     started: Instant
     log: Callable[[str], None]
+    declined: dict[str, str] = field(default_factory=dict)
     _received: OrderedDict[str, dict[str, None]] = field(default_factory=OrderedDict)
     _logged: set[str] = field(default_factory=set)
 
@@ -358,6 +362,8 @@ class MissingJobs:
     def _missing(self, job: TunedJobSettings) -> str:
         """A sentence: the missing spans, the received ones, and a remedy."""
         if job.engine:
+            if declined := self.declined.get(job.engine):
+                return f'The page of the engine "{job.engine}" is not used: {declined}.'
             return (
                 f'The page of the engine "{job.engine}" was not read yet, or its processes use no '
                 "GPU yet: see `wattspan doctor`."

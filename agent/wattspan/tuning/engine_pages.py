@@ -27,6 +27,11 @@ from wattspan.tuning.decisions.values import EnergyPoint
 _SLACK = 5 * SECOND
 """Time that a page may be late; one may fail if the next one comes within this time, too."""
 
+SEVERAL_OWNERS = (
+    "the processes of its engine have several owners, and the kernel does not show which of them "
+    "listens: name the unit, container or pid of one in `process`"
+)
+
 
 class EnginePages:
     """The newest page of each engine of a tracked job.
@@ -81,6 +86,7 @@ class EngineRequests:
         self._waiting: list[EngineProgress] = []
         self.interval = 0  # of the pages
         self.until = 0  # the end of the last work that was read
+        self._declined = ""  # why the newest page does not count
         self._known = 0  # until when the pages continue one another
 
     @property
@@ -91,12 +97,18 @@ class EngineRequests:
     def add(self, page: EnginePageRead) -> None:
         """Add the next page."""
         self.interval = page.interval
+        self._declined = ""
         begins = self._load.last is None
         found = self._load.add(page)
         if found is not None:
             self._waiting.append(found)
         if begins or found is not None:
             self._known = page.at
+
+    def decline(self, cause: str) -> None:
+        """Ignore the next page for a cause, a clause, and begin anew with the one after it."""
+        self.forget()
+        self._declined = cause
 
     def discard(self) -> None:
         """Ignore the work up to the last page."""
@@ -110,11 +122,12 @@ class EngineRequests:
     def read(self, now: int) -> TrackedWork:
         """The oldest work between two pages that was not read yet."""
         page = self._load.last
-        cause = self._load.missing
+        cause = self._declined or self._load.missing
+        late = 0 if page is None else now - page.at
         if page is None:
-            cause = "the page of its engine was not read yet"
-        elif now - page.at > self.interval + min(self.interval, _SLACK) + _SLACK:
-            cause = f"the page of its engine was not read for {(now - page.at) // SECOND} s"
+            cause = cause or "the page of its engine was not read yet"
+        elif late > self.interval + min(self.interval, _SLACK) + _SLACK:
+            cause = f"the page of its engine was not read for {late // SECOND} s"
         elif now - self._known > 2 * self.interval + _SLACK and not cause:
             cause = "the counters on the pages of its engine do not continue one another"
         elif self._settings.classes and not cause:

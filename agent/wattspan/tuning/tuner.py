@@ -31,6 +31,7 @@ from wattspan.sharing.pools import PoolName, Pools
 from wattspan.tuning.decisions.engine_load import EnginePageRead
 from wattspan.tuning.decisions.values import WorkloadKind
 from wattspan.tuning.declared_jobs import DeclaredJob, MissingJobs
+from wattspan.tuning.engine_pages import SEVERAL_OWNERS
 from wattspan.tuning.host_view import HostView, refusal_reason
 from wattspan.tuning.job import TuningJob
 from wattspan.tuning.job_context import Strategy, TuningContext
@@ -224,22 +225,30 @@ class Tuner:
     def _add_page(self, page: EnginePageRead, now: Instant) -> None:
         """Add a new page to the job that names its engine; the first one adds the job.
 
-        The job has the owner of the process that answers, and only this owner's processes.
+        The job has the owner of the process that answers, or else the only owner of all, and only
+        this owner's processes.
         """
         if page.at <= self._pages_read.get(page.engine, 0):
             return
         self._pages_read[page.engine] = page.at
-        owner = self._context.owner_of(page.processes[0]) if page.processes else None
         named = next((one for one in self._settings.job if one.engine == page.engine), None)
-        if owner is None or named is None:
+        if named is None:
             return
-        own = tuple(one for one in page.processes if self._context.owner_of(one) == owner)
-        page = page._replace(processes=own)
-        unit = service, span = named.unit
-        self._add_job(service, span, WorkloadKind.REQUESTS, owner, now)
+        owners = {one: self._context.owner_of(one) for one in page.processes}
+        listeners = owners.values() if page.listener is None else [owners[page.listener]]
+        possible = {one for one in listeners if one is not None}
+        declined = self._missing.declined[page.engine] = SEVERAL_OWNERS * (len(possible) > 1)
+        service, span = named.unit
+        if len(possible) == 1:
+            self._add_job(service, span, WorkloadKind.REQUESTS, next(iter(possible)), now)
+        own = tuple(one for one, owner in owners.items() if owner in possible)
         for job in self._jobs.values():
-            if (job.service, job.span) == unit and job.owner == owner and not job.ended:
-                job.work.add_page(page, now.mono)
+            if (job.service, job.span) != (service, span) or job.ended:
+                continue
+            if declined and job.work.engine is not None:
+                job.work.engine.decline(declined)
+            elif job.owner in possible:
+                job.work.add_page(page._replace(processes=own), now.mono)
 
     def _add_job(
         self, service: str, span: str, kind: WorkloadKind, owner: JobOwner, now: Instant

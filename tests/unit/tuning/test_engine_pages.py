@@ -62,3 +62,12 @@ def test_page_that_is_read_seldom_is_soon_late() -> None:
     work.add(LatencyPages().read(SECOND, 60 * SECOND))
     assert work.read(70 * SECOND).cause == ""
     assert "was not read for 71 s" in work.read(72 * SECOND).cause
+
+
+def test_declined_page_is_a_cause_until_the_next_one() -> None:
+    work = requests()
+    assert read_at(5, work, 1) == ""
+    work.decline("too good to be true")
+    assert work.read(6 * SECOND).cause == "too good to be true"
+    assert read_at(10, work, 2) == ""
+    assert work.read(11 * SECOND).sample is None

@@ -15,7 +15,7 @@ from testbed.tracked_server import (
 )
 from testbed.tuned_host import DEFAULT, Host
 
-from wattspan.model import SECOND, Consumer, DecisionReason, Move, TuningState
+from wattspan.model import SECOND, Consumer, DecisionReason, Move, Principal, TuningState
 
 HELD = Move.HOLD, DecisionReason.CERTIFIED
 BOTH = {"service": SERVICE, "span": REQUEST, "ttft": "ttft"}
@@ -209,3 +209,32 @@ def test_processes_of_another_owner_are_no_part_of_the_job() -> None:
     processes, policy, _ = host.evidence.kept[ENGINE]
     assert processes == {server.consumer}
     assert policy.period == 4 * SECOND  # the interval of its page
+
+
+def test_page_of_several_possible_owners_is_declined() -> None:
+    host = Host(settings=tracking_by_page())
+    server = serve(host, sends=False, announces=False, interval=1.0, hidden=True)
+    other = Consumer(999, 1)
+    host.owners[other] = Principal(4711)
+    server.workers = (other,)
+    host.run(10)
+    row = host.row(ENGINE)
+    assert row.state is TuningState.WAITING
+    assert "several owners" in row.decision.sentence
+    server.hidden = False
+    host.run(10)
+    assert "from the page of its engine" in host.row(ENGINE).decision.sentence
+
+
+def test_process_of_another_owner_restores_the_original_while_the_listener_is_unknown() -> None:
+    host, server = lowered()
+    server.hidden = True
+    host.run(10)
+    assert decided(host) == HELD
+    host.owners[Consumer(999, 1)] = Principal(4711)
+    server.workers = (Consumer(999, 1),)
+    host.run(5)
+    row = host.row(ENGINE)
+    assert (row.decision.move, row.decision.reason) == (Move.RELEASE, DecisionReason.NO_SIGNAL)
+    assert "several owners" in row.decision.sentence
+    assert host.gpus[0].cap == DEFAULT
