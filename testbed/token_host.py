@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -50,12 +51,19 @@ class TokenHost:
     """
 
     def __init__(
-        self, processes: Sequence[Mapping[str, Any]], settings: Mapping[str, Any] | None = None
+        self,
+        processes: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, Any] | None = None,
+        known: Mapping[str, Consumer] = MappingProxyType({}),
     ) -> None:
+        """``known`` are processes of this machine, by name."""
         self.settings = SpansSettings(**(settings or {}))
         self.processes = {each["name"]: each for each in processes}
-        self.pids = {name: 1000 + at for at, name in enumerate(self.processes)}
-        self.consumers = {name: Consumer(pid, pid) for name, pid in self.pids.items()}
+        self.consumers = {
+            name: known.get(name, Consumer(1000 + at, 1000 + at))
+            for at, name in enumerate(self.processes)
+        }
+        self.pids = {name: one.pid for name, one in self.consumers.items()}
         self.gpus = sorted({each["gpu"] for each in processes if "gpu" in each})
         self.clock = ManualClock()
         self.history = EnergyHistory(600 * SECOND, 10**8)
