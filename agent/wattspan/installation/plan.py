@@ -393,6 +393,8 @@ def _perform(action: Action, root: Path, run: Callable[[Sequence[str]], str]) ->
                 path_below(root, action.path).unlink()
             case RemoveFolder() if escapes_root(root, action.path):
                 return f"{action.path} leaves this root through a symbolic link."
+            case RemoveFolder(recursive=True) if path_below(root, action.path).is_symlink():
+                return f"{action.path} is a symbolic link, which is not followed: remove it."
             case RemoveFolder(recursive=True):
                 shutil.rmtree(path_below(root, action.path))
             case RemoveFolder():

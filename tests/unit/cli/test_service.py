@@ -116,7 +116,7 @@ def test_link_in_place_of_measured_data_is_not_followed(root: Path, tmp_path: Pa
     (root / "var/lib/wattspan").symlink_to(tmp_path / "elsewhere")
     done = service(root, "uninstall", "--purge")
     assert done.exit_code != 0
-    assert "symbolic link" in done.output
+    assert "/var/lib/wattspan is a symbolic link, which is not followed: remove it." in done.output
     assert (tmp_path / "elsewhere").is_dir()
 
 
