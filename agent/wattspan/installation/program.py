@@ -291,7 +291,7 @@ def _walk(root: Path, whole: Sequence[str], imported: Sequence[str]) -> Iterator
                 folders.clear()
                 continue
             seen.add(folder)
-            for name in (*folders, *files):
+            for name in sorted((*folders, *files)):  # of lib and its link lib64, lib first
                 step = _component(root, f"{folder}/{name}")
                 if not stat.S_ISLNK(step.mode or 0):
                     yield replace(step, tree=tree)
