@@ -7,11 +7,14 @@ client's binding does, since it has the real library's SONAME.
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
+import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,22 @@ def build(directory: Path, compiler: str = "cc", without: Iterable[str] = ()) ->
         flags.append(f"-Wl,--version-script={exports}")
     compile_library(library, units, generated, *flags, compiler=compiler, instead="EmulatedNvml")
     return library
+
+
+@contextmanager
+def loaded(library: Path) -> Iterator[ctypes.CDLL]:
+    """The library in this process, where bindings find it by its SONAME, until the block ends.
+
+    Other tests of the process find no driver again, however often the bindings have opened it.
+    """
+    try:
+        yield ctypes.CDLL(str(library))
+    finally:
+        with suppress(OSError):
+            while True:
+                one = ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD)._handle
+                _ctypes.dlclose(one)  # what was opened by this look
+                _ctypes.dlclose(one)
 
 
 def compile_library(

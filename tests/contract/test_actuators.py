@@ -6,8 +6,6 @@ libraries, and on powercap trees with a kernel's behaviour behind them.
 
 from __future__ import annotations
 
-import _ctypes
-import ctypes
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ from testbed.fake_actuators import FakeRapl, KnobNvml
 from testbed.fake_nvml import FakeGpu
 from testbed.gpu_boards import A40
 from testbed.lumen import Pylumen
-from testbed.nvml_library import ENVIRONMENT, build
+from testbed.nvml_library import ENVIRONMENT, build, loaded
 from testbed.powercap_layouts import LAYOUTS
 
 from wattspan.capper.actuators.cpu import CpuPower
@@ -195,12 +193,8 @@ def through_c(
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
-    preloaded = ctypes.CDLL(str(request.getfixturevalue("library")))
-    yield EmulatedBench(knob, path, SystemClock(), pynvml)
-    # Other tests of this process must find the machine without a driver again.
-    if pynvml.nvmlLib is not None:
-        _ctypes.dlclose(pynvml.nvmlLib._handle)
-    _ctypes.dlclose(preloaded._handle)
+    with loaded(request.getfixturevalue("library")):
+        yield EmulatedBench(knob, path, SystemClock(), pynvml)
 
 
 def benches() -> list[Any]:

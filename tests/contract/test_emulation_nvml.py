@@ -6,7 +6,6 @@ call functions that third-party clients need and the product does not.
 
 from __future__ import annotations
 
-import _ctypes
 import ctypes
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import pynvml
 import pytest
 from testbed.emulated_faults import GpuFaults
 from testbed.gpu_boards import A40, P100
-from testbed.nvml_library import ENVIRONMENT, build
+from testbed.nvml_library import ENVIRONMENT, build, loaded
 
 from wattspan.clock import SystemClock
 from wattspan.emulation.boards import H100
@@ -77,12 +76,8 @@ def nvml(
     monkeypatch.setattr(pynvml, "nvmlLib", None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     monkeypatch.setattr(pynvml, "_nvmlLib_refcount", 0)
-    preloaded = ctypes.CDLL(str(request.getfixturevalue("library")))
-    yield pynvml
-    # Other tests of this process must find the machine without a driver again.
-    if pynvml.nvmlLib is not None:
-        _ctypes.dlclose(pynvml.nvmlLib._handle)
-    _ctypes.dlclose(preloaded._handle)
+    with loaded(request.getfixturevalue("library")):
+        yield pynvml
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from testbed.emulated_faults import GpuFaults
 from testbed.gpu_boards import A40, BOARDS, H200
-from testbed.nvml_library import build, environment, layout_header, symbols
+from testbed.nvml_library import build, environment, layout_header, loaded, symbols
 from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
@@ -151,8 +151,8 @@ def test_missing_compiler_names_the_remedy(tmp_path: Path) -> None:
 @pytest.mark.needs_cc
 def test_library_exports_every_symbol_under_the_real_soname(tmp_path: Path) -> None:
     library = build(tmp_path / "lib")
-    loaded = ctypes.CDLL(str(library))
-    assert [name for name in symbols() if not hasattr(loaded, name)] == []
+    with loaded(library) as functions:
+        assert [name for name in symbols() if not hasattr(functions, name)] == []
     assert b"libnvidia-ml.so.1\0" in library.read_bytes()
     assert environment(library, tmp_path / "gpus")["LD_LIBRARY_PATH"] == str(tmp_path / "lib")
 
