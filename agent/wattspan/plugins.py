@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import EntryPoint
+from types import MappingProxyType
 from typing import TypeVar
 
 from wattspan.config import TABLES, Config, ConfigSchema
@@ -14,6 +15,7 @@ from wattspan.model import SECOND, Failure, Trouble
 from wattspan.model.settings import Table, keys, quoted
 from wattspan.ports import (
     ActuatorPlugin,
+    Clock,
     ConfigError,
     CounterSource,
     Exporter,
@@ -150,13 +152,14 @@ class OpenedPlugins:
     """Opened sources and exporters by name, and failures.
 
     ``awaited`` opens the sources that found nothing to read, or failed: a driver may be loaded, and
-    a device be reached, at any time.
+    a device be reached, at any time. Their failures by name are apart from ``failures``.
     """
 
     sources: Mapping[str, CounterSource] = field(default_factory=dict)
     exporters: Mapping[str, Exporter] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
     awaited: Mapping[str, Callable[[], CounterSource | None]] = field(default_factory=dict)
+    awaited_failures: Mapping[str, Failure] = field(default_factory=dict)
 
 
 def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> OpenedPlugins:
@@ -167,9 +170,11 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
     """
     opened: dict[str, CounterSource] = {}
     awaited: dict[str, Callable[[], CounterSource | None]] = {}
+    awaited_failures: dict[str, Failure] = {}
     failures = [_failure(broken.table, broken.cause, broken.remedy) for broken in plugins.broken]
     for name, plugin in plugins.sources.items():
         settings = config.sources[name]
+        begin = context.clock.monotonic()
         try:
             source = plugin.open(settings, context)
         except WattspanError:
@@ -177,13 +182,22 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
                 each.close()
             raise
         except Exception as error:  # noqa: BLE001 - a failing source must not affect others
-            failures.append(_failure(f"sources.{name}", f"it does not open, {_cause(error)}"))
+            failure, again = _attempt_failure(name, error, context.clock.monotonic() - begin)
+            if not again:
+                failures.append(failure)
+                continue
+            awaited_failures[name] = failure
             source = None
         if source is not None:
             opened[name] = source
         elif getattr(settings, "enabled", None) is not False:
             awaited[name] = partial(_open_present, plugin, settings, context)
-    return OpenedPlugins(sources=opened, failures=tuple(failures), awaited=awaited)
+    return OpenedPlugins(
+        sources=opened,
+        failures=tuple(failures),
+        awaited=awaited,
+        awaited_failures=awaited_failures,
+    )
 
 
 def _open_present(
@@ -196,6 +210,20 @@ AWAITED_INTERVAL, LONGEST_RETRY = 5 * SECOND, 300 * SECOND
 """Interval between two attempts to open a source that found nothing to read, and the longest one
 between those of a source that fails."""
 
+SLOW_ATTEMPT = SECOND
+"""An attempt that takes longer and fails is the last one: the next would keep the thread that
+reads all counters from them for as long."""
+
+
+def _attempt_failure(name: str, error: Exception, took: int) -> tuple[Failure, bool]:
+    """The failure of an attempt to open a source, and whether it is tried again."""
+    cause, remedy = f"it does not open, {_cause(error)}", _REPORT
+    again = took <= SLOW_ATTEMPT
+    if not again:
+        cause += f" (after {took / SECOND:.1f} s)"
+        remedy = f"It is not tried again until a restart, as it would delay the others. {_REPORT}"
+    return _failure(f"sources.{name}", cause, remedy), again
+
 
 class AwaitedSources:
     """Opens sources whose driver is loaded, or whose device can be reached, while the agent runs.
@@ -206,15 +234,16 @@ class AwaitedSources:
     def __init__(
         self,
         openers: Mapping[str, Callable[[], CounterSource | None]],
-        now: int,
+        clock: Clock,
         log: Callable[[str], None] = lambda _: None,
-        failures: Iterable[Failure] = (),
+        failures: Mapping[str, Failure] = MappingProxyType({}),
     ) -> None:
-        """``now`` is monotonic, the time of the first attempts, with the ``failures`` of some."""
+        """The first attempts were made just now, with the ``failures`` of some by name."""
         self._openers = dict(openers)
-        self._due = now + AWAITED_INTERVAL
+        self._clock = clock
+        self._due = clock.monotonic() + AWAITED_INTERVAL
         self._log = log
-        self._failures = {one.source: one for one in failures if one.source in openers}
+        self._failures = dict(failures)
         self._retries = {name: RetryBackoff(AWAITED_INTERVAL, LONGEST_RETRY) for name in openers}
 
     @property
@@ -231,12 +260,15 @@ class AwaitedSources:
         for name, open_source in [*self._openers.items()]:
             if not self._retries[name].is_due(now):
                 continue
+            begin = self._clock.monotonic()
             try:
                 source = open_source()
             except Exception as error:  # noqa: BLE001 - a failing source must not affect others
-                cause = f"it does not open, {_cause(error)}"
-                self._failures[name] = _failure(f"sources.{name}", cause)
+                took = self._clock.monotonic() - begin
+                self._failures[name], again = _attempt_failure(name, error, took)
                 self._retries[name].failed(now)
+                if not again:
+                    del self._openers[name]
                 continue
             self._failures.pop(name, None)
             self._retries[name].reset()

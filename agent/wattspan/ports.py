@@ -459,9 +459,12 @@ class SourcePlugin:
 
     ``settings`` is the plugin's own table, ``[sources.NAME]``. If there is nothing to read,
     ``open`` raises SourceError with ``enabled = true`` and returns None with ``auto``; it is then
-    called again every few seconds, because a driver may be loaded at any time. ``advice`` returns
-    a sentence for each setting that matches nothing on this host; it may read files. ``present`` is
-    asked before ``open`` is called again: False while there is certainly nothing to read.
+    called again every few seconds, because a driver may be loaded at any time, and so it is after
+    any other exception: it releases what it opened before it raises. It does not block, because no
+    counter is read meanwhile; after a failure that took more than a second it is not called again.
+    ``advice`` returns a sentence for each setting that matches nothing on this host; it may read
+    files. ``present`` is asked before ``open`` is called again: False while there is certainly
+    nothing to read.
     """
 
     settings: type[Table]

@@ -33,7 +33,7 @@ def test_late_driver_is_found_within_the_period_of_nvidia(case: FieldCase, tmp_p
     config = Config(sources={"hwmon": HwmonSettings(), "rapl": RaplSettings()})
     opened = open_sources(plugins, config, SourceContext(clock, FakeDirectory(), sysfs=tmp_path))
     sources = list(opened.sources.values())
-    awaited = AwaitedSources(opened.awaited, clock.monotonic(), lines.append)
+    awaited = AwaitedSources(opened.awaited, clock, lines.append)
     try:
         assert {one.name for one in sources} == set(case["expected"]["read_before"])
         assert awaited.found(clock.monotonic()) == []

@@ -156,7 +156,7 @@ def build_agent(
         for source in opened.sources.values():
             undo.callback(source.close)
         if not opened.sources:
-            for failure in opened.failures:
+            for failure in (*opened.failures, *opened.awaited_failures.values()):
                 log(str(failure))
             raise SourceError(NO_COUNTER_MESSAGE)
         store = _open_store(config, clock, log, closing, emulated=emulated is not None)
@@ -183,7 +183,7 @@ def build_agent(
         principals = PeerPrincipalLookup(clock, resolver)
         pools = Pools()
         edges = WindowEdges(pools)
-        failures = [one for one in opened.failures if one.source not in opened.awaited]
+        failures = list(opened.failures)
 
         def open_all() -> Iterator[Exporter]:
             context = ExporterContext(clock, __version__, log, refusals.counter, principals, pools)
@@ -300,7 +300,7 @@ def build_agent(
             recorders={DEVICES: devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,
-            awaited=AwaitedSources(opened.awaited, clock.monotonic(), log, opened.failures),
+            awaited=AwaitedSources(opened.awaited, clock, log, opened.awaited_failures),
             sleep=demand.sleep_until,
         )
         undo.pop_all()

@@ -362,7 +362,7 @@ class Poller:
         self._cover = Cover()
         self._counters = FrozenCounters()
         self._sources = [self._monitored(source) for source in sources]
-        self._awaited = awaited or AwaitedSources({}, 0)
+        self._awaited = awaited or AwaitedSources({}, clock)
         self._usage = MonitoredUsage(usage)
         self._directory = directory
         self._traced: set[Consumer] = set()  # users of devices whose ancestors were described

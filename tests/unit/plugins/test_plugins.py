@@ -103,7 +103,8 @@ def test_source_that_raises_at_opening_is_a_failure() -> None:
     plugins = installed([("bad", "plugin_bench:crashing"), ("good", "plugin_bench:good")])
     opened = open_sources(plugins, configured(plugins), CONTEXT)
     assert list(opened.sources) == ["good"]
-    (failure,) = opened.failures
+    assert opened.failures == ()
+    (failure,) = opened.awaited_failures.values()
     assert "[sources.bad]: it does not open, ZeroDivisionError: oops." in str(failure)
 
 
@@ -140,7 +141,7 @@ def test_late_source_that_fails_does_not_keep_others_from_being_found() -> None:
     def broken() -> CounterSource | None:
         raise OSError("no bus")
 
-    awaited = AwaitedSources({"broken": broken, "late": lambda: answers.pop(0)}, 0)
+    awaited = AwaitedSources({"broken": broken, "late": lambda: answers.pop(0)}, ManualClock(0))
     assert awaited.found(AWAITED_INTERVAL - 1) == []
     assert awaited.found(AWAITED_INTERVAL) == []
     assert [one.cause for one in awaited.failures] == ["it does not open, OSError: no bus"]
@@ -169,7 +170,7 @@ def test_awaited_source_is_opened_only_where_something_may_be_present() -> None:
     plugin = SourcePlugin(Table, open_source, present=lambda _: bool(present))
     plugins = Plugins(sources={"late": plugin})
     awaited = AwaitedSources(
-        open_sources(plugins, Config(sources={"late": Table()}), CONTEXT).awaited, 0
+        open_sources(plugins, Config(sources={"late": Table()}), CONTEXT).awaited, ManualClock(0)
     )
     assert awaited.found(AWAITED_INTERVAL) == []
     assert len(opened) == 1, "at the start only"
@@ -226,7 +227,7 @@ def test_source_that_raises_at_opening_is_opened_later() -> None:
 
     plugins = Plugins(sources={"bmc": SourcePlugin(Table, open_source)})
     opened = open_sources(plugins, Config(sources={"bmc": Table()}), CONTEXT)
-    awaited = AwaitedSources(opened.awaited, 0, failures=opened.failures)
+    awaited = AwaitedSources(opened.awaited, ManualClock(0), failures=opened.awaited_failures)
     assert [one.cause for one in awaited.failures] == ["it does not open, OSError: no bus"]
     assert awaited.found(AWAITED_INTERVAL) == []
     answers.append(ReplaySource([]))
@@ -241,7 +242,38 @@ def test_source_that_keeps_failing_is_opened_less_often() -> None:
         attempts.append(1)
         raise OSError("no bus")
 
-    awaited = AwaitedSources({"broken": broken}, 0)
+    awaited = AwaitedSources({"broken": broken}, ManualClock(0))
     for turn in range(1, 1 + 3600 * SECOND // AWAITED_INTERVAL):
         awaited.found(turn * AWAITED_INTERVAL)
     assert 12 <= len(attempts) <= 20
+
+
+@pytest.mark.parametrize("slow_at", [0, 1])
+def test_source_that_fails_slowly_is_not_opened_again(slow_at: int) -> None:
+    """The attempts are made in the thread that reads all counters."""
+    clock, attempts = ManualClock(0), list[int]()
+
+    def open_source(settings: Table, context: SourceContext) -> CounterSource | None:
+        if len(attempts) == slow_at:
+            clock.advance(2)
+        attempts.append(clock.monotonic())
+        raise OSError("timed out")
+
+    plugins = Plugins(sources={"bmc": SourcePlugin(Table, open_source)})
+    config, context = Config(sources={"bmc": Table()}), SourceContext(clock, FakeDirectory())
+    opened = open_sources(plugins, config, context)
+    awaited = AwaitedSources(opened.awaited, clock, failures=opened.awaited_failures)
+    for _ in range(100):
+        clock.advance(60)
+        assert awaited.found(clock.monotonic()) == []
+    assert len(attempts) == 1 + slow_at
+    (failure,) = (*opened.failures, *awaited.failures)
+    assert "OSError: timed out (after 2.0 s)" in failure.cause
+    assert "not tried again until a restart" in failure.remedy
+
+
+def test_failures_of_other_parts_are_not_those_of_awaited_sources_of_the_name() -> None:
+    plugins = installed([("x", "plugin_bench:crashing")], [("x", "no_such_module:plugin")])
+    opened = open_sources(plugins, configured(plugins), CONTEXT)
+    assert [one.thing for one in opened.failures] == ["[exporters.x]"]
+    assert [one.thing for one in opened.awaited_failures.values()] == ["[sources.x]"]
