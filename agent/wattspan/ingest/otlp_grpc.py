@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from h2 import events
 from h2.config import H2Configuration
-from h2.connection import ConnectionState as Http2State
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import FlowControlError, H2Error
@@ -51,6 +50,8 @@ _AT_ONCE = 1 << 14  # bytes: a whole read of small frames would take h2 a second
 _FRAMES = 16  # without content, such as pings and resets, that count as one call
 _MAX_UNREAD = 1 << 20  # bytes that a client has not read, beyond which it is disconnected
 _MAX_MESSAGE = 500  # characters
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_FRAME_HEADER, _GOAWAY, _STREAM = 9, 7, 0x7FFFFFFF  # RFC 9113, 4.1 and 6.8
 
 Log = Callable[[str], None]
 Headers = Sequence[tuple[str, str]]
@@ -77,6 +78,44 @@ class _Call:
         self.task: asyncio.Task[None] | None = None
 
 
+class _FrameFilter:
+    """Takes GOAWAY frames out of what a client sends.
+
+    A client that leaves may wait for the answers to its calls, but h2 has ended the connection
+    after such a frame, refuses all that follows, and forgets what came before it in the same read.
+    """
+
+    def __init__(self) -> None:
+        self._rest = len(_PREFACE)  # bytes of the present frame, or of the preface
+        self._dropped = False
+        self._head = b""  # of a frame, too short to be known
+
+    def without_goaways(self, data: bytes) -> tuple[bytes, list[int]]:
+        """What h2 shall read of ``data``, and the error codes of valid GOAWAY frames."""
+        passed, codes, at = bytearray(), list[int](), 0
+        data = self._head + data
+        while True:
+            end = min(at + self._rest, len(data))
+            if not self._dropped:
+                passed += data[at:end]
+            self._rest -= end - at
+            at = end
+            if self._rest or len(data) - at < _FRAME_HEADER:
+                break
+            length = int.from_bytes(data[at : at + 3], "big")
+            stream = int.from_bytes(data[at + 5 : at + 9], "big") & _STREAM
+            largest = _SETTINGS[SettingCodes.MAX_FRAME_SIZE]
+            # h2 refuses any other.
+            self._dropped = data[at + 3] == _GOAWAY and stream == 0 and 8 <= length <= largest
+            if self._dropped:
+                if len(data) - at < _FRAME_HEADER + 8:
+                    break
+                codes.append(int.from_bytes(data[at + 13 : at + 17], "big"))
+            self._rest = _FRAME_HEADER + length
+        self._head = data[at:]
+        return bytes(passed), codes
+
+
 class OtlpGrpcConnection(asyncio.Protocol):
     """The connection of one client. Used in the server's thread only."""
 
@@ -88,6 +127,7 @@ class OtlpGrpcConnection(asyncio.Protocol):
         self._calls: dict[int, _Call] = {}
         self._frames = 0  # without content, since the last that counted as a call
         self._leaving = False  # the client begins no further call
+        self._filter = _FrameFilter()
         self._transport = cast(asyncio.Transport, None)  # set by connection_made
         self._http2 = H2Connection(H2Configuration(client_side=False, header_encoding="latin-1"))
         self._http2.local_settings = Settings(client=False, initial_values=_SETTINGS)
@@ -116,11 +156,18 @@ class OtlpGrpcConnection(asyncio.Protocol):
             for at in range(0, len(data), _AT_ONCE):
                 if self._transport.is_closing():
                     break
-                found = self._http2.receive_data(data[at : at + _AT_ONCE])
+                passed, codes = self._filter.without_goaways(data[at : at + _AT_ONCE])
+                found = self._http2.receive_data(passed)
                 for event in found:
                     self._handle(event)
+                self._frames += len(codes)
                 self._charge(found)
+                self._leaving = self._leaving or bool(codes)
+                if any(codes):
+                    self.close()
             self._flush()
+            if self._leaving and not self._calls and not self._transport.is_closing():
+                self._transport.close()
         except Exception:  # noqa: BLE001 - any error of h2 and hpack on hostile frames
             self._policy.count_rejection(RejectionReason.MALFORMED)
             self.close()
@@ -154,13 +201,6 @@ class OtlpGrpcConnection(asyncio.Protocol):
             self.close()
 
     def _handle(self, event: Any) -> None:
-        if isinstance(event, events.ConnectionTerminated):
-            if event.error_code or not self._calls:
-                self.close()
-            else:  # the client waits for them, and h2 would not answer
-                self._leaving = True
-                self._http2.state_machine.state = Http2State.SERVER_OPEN
-            return
         if isinstance(event, events.RequestReceived):
             self._start(_Call(event.stream_id, dict(cast(Any, event.headers))))
             return

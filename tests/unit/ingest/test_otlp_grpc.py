@@ -169,3 +169,69 @@ def test_call_is_answered_whatever_its_headers_and_before_a_client_leaves(
         assert [dict(each.headers)[b"grpc-status"] for each in ends] == [b"0"]
 
     asyncio.run(export())
+
+
+def leaving(code: int = 0) -> bytes:
+    """A GOAWAY with debug data."""
+    return b"\0\0\x0c\x07\0\0\0\0\0" + bytes(4) + code.to_bytes(4, "big") + b"done"
+
+
+@pytest.mark.parametrize("size", [1, 7, 20, 1 << 20])
+@pytest.mark.parametrize("middle", [False, True])
+def test_call_of_a_client_that_leaves_is_answered_whatever_else_it_sends(
+    size: int, *, middle: bool
+) -> None:
+    async def export() -> None:
+        one = Receiver()
+        message = frame_message(
+            request(*(span(number) for number in range(1, 4))).SerializeToString()
+        )
+        one.client.send_headers(1, HEADERS)
+        one.client.send_data(1, message[:50])
+        sent = one.client.data_to_send() + (leaving() if middle else b"")
+        one.client.send_data(1, message[50:], end_stream=True)
+        sent += one.client.data_to_send() + leaving() + b"\0\0\0\x04\1\0\0\0\0" + ping() + leaving()
+        one.wire.written.clear()
+        for at in range(0, len(sent), size):
+            one.connection.data_received(sent[at : at + size])
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+        assert (one.sink.count, one.wire.closed, one.wire.aborted) == (3, True, False)
+        assert not one.rejections
+        events = one.client.receive_data(bytes(one.wire.written))
+        ends = [each for each in events if isinstance(each, h2.events.TrailersReceived)]
+        assert [dict(each.headers)[b"grpc-status"] for each in ends] == [b"0"]
+
+    asyncio.run(export())
+
+
+@pytest.mark.parametrize(
+    ("frame", "closed", "aborted", "rejections"),
+    [
+        (leaving(), True, False, {}),
+        (leaving(2), False, True, {}),
+        (leaving()[:8] + b"\1" + leaving()[9:], False, True, {"malformed": 1}),  # of a stream
+        (b"\0\0\4" + leaving()[3:13], False, True, {"malformed": 1}),  # without a code
+    ],
+)
+def test_client_that_leaves_without_a_call_is_disconnected(
+    frame: bytes, rejections: dict[str, int], *, closed: bool, aborted: bool
+) -> None:
+    async def leave() -> None:
+        one = Receiver()
+        one.send(frame)
+        assert (one.wire.closed, one.wire.aborted) == (closed, aborted)
+        assert one.rejections == rejections
+
+    asyncio.run(leave())
+
+
+def test_flood_of_goaways_during_a_call_ends_the_connection_soon() -> None:
+    async def flood() -> None:
+        one = Receiver()
+        one.client.send_headers(1, HEADERS)
+        one.send(leaving() * 100_000)
+        assert one.wire.aborted
+        assert one.rejections == {"rate": 1}
+        one.connection.connection_lost(None)
+
+    asyncio.run(flood())
