@@ -11,7 +11,7 @@ from wattspan.config.settings import SpansSettings
 from wattspan.http.access_policy import AccessError, AccessPolicy, exposure_warning, tcp_policy
 from wattspan.http.limits import RejectionCounter
 from wattspan.http.server import HttpServer, LimitedProtocolFactory
-from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix, other_loopback
+from wattspan.http.sockets import ListeningSocket, listen_tcp, listen_unix
 from wattspan.ingest.export_request import NOTHING_REQUESTED, RequestedAttributes, SpanSink
 from wattspan.ingest.otlp_http import OtlpHttpHandler
 from wattspan.ingest.trace_receiver import TraceReceiver
@@ -50,6 +50,7 @@ def open_receivers(
     asked: RequestedAttributes = NOTHING_REQUESTED,
     refusals: RejectionCounter | None = None,
     pools: Pools | None = None,
+    second: Listen | None = None,
 ) -> tuple[str, ...]:
     """Add listeners for spans to ``server``; returns their addresses.
 
@@ -57,7 +58,8 @@ def open_receivers(
     those of the settings. ``is_set`` returns True if the operator set a key: a failure to listen is
     a ListenError for such a key, and else logged. ConfigError if gRPC is not installed, or for
     invalid files of TLS or tokens. Unix sockets need neither TLS nor tokens, because the kernel
-    identifies the sender. ``refusals`` counts rejected connections.
+    identifies the sender. ``refusals`` counts rejected connections. ``second`` is one more address
+    for OTLP/HTTP, never required.
     """
     if not settings.enabled:
         return ()
@@ -110,8 +112,8 @@ def open_receivers(
             if attempt(key, url, partial(at, address.host, address.port), policy):
                 if exposed:
                     log(exposed)
-                if not is_set(key) and (other := other_loopback(address)):
-                    attempt("", url, partial(at, other.host, other.port), policy)
+                if key == "http" and second:
+                    attempt("", url, partial(at, second.host, second.port), policy)
         if settings.unix and (address or key == "http"):
             listen = partial(listen_unix, run_dir / name, 0o666, what=title)
             attempt("unix", f"{key}+unix://{{}}", listen, unix_policy)

@@ -303,13 +303,18 @@ def check_destination(destination: Destination, listeners: Iterable[str]) -> Non
     """
     signal = destination.signal
     for listener in listeners:
-        # a listener without a host listens on every address
-        if _same_listener(destination, parse_destination(listener.replace("://:", "://0.0.0.0:"))):
+        if leads_to(destination, listener):
             raise ConfigError(
                 f"[{signal.table}] {signal.address} = {quoted(str(destination))} is where this "
                 f"agent itself receives spans ({listener}); name the collector's address, or move "
                 "ours away with [spans] http and grpc."
             )
+
+
+def leads_to(destination: Destination, listener: str) -> bool:
+    """True if the destination is the listener with this URL."""
+    # a listener without a host listens on every address
+    return _same_listener(destination, parse_destination(listener.replace("://:", "://0.0.0.0:")))
 
 
 def _same_listener(destination: Destination, listener: Destination) -> bool:

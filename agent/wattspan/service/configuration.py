@@ -18,14 +18,21 @@ from wattspan.config import (
     Config,
     EmulationSettings,
     PublishedAgent,
+    SpansSettings,
     publish,
     withdraw,
 )
 from wattspan.config.published import PUBLISHED_KEYS
-from wattspan.model.settings import to_plain
-from wattspan.otlp.destination import METRICS, Destination, as_grpc, parse_destination
+from wattspan.model.settings import Listen, to_plain
+from wattspan.otlp.destination import (
+    METRICS,
+    Destination,
+    as_grpc,
+    leads_to,
+    parse_destination,
+)
 from wattspan.plugins import Plugins
-from wattspan.ports import error_sentences
+from wattspan.ports import ConfigError, error_sentences
 
 if TYPE_CHECKING:
     from wattspan.capper.host_directory import HostDirectory
@@ -157,6 +164,23 @@ def destinations(config: Config) -> Iterator[Destination]:
         yield parse_destination(config.spans.forward)
     if (receiver := metrics_destination(config)) is not None:
         yield receiver
+
+
+def second_listener(config: Config) -> Listen | None:
+    """The other address of "localhost", if the receiver of spans has the default address.
+
+    None also without IPv6, and if a destination of the configuration is there.
+    """
+    from wattspan.http.sockets import other_loopback
+
+    http = config.spans.http
+    if "spans.http" in config.origins and http != SpansSettings().http:
+        return None
+    other = other_loopback(http) if http else None
+    with contextlib.suppress(ConfigError):  # which the user of the destination reports
+        if other and any(leads_to(one, f"http://{other}") for one in destinations(config)):
+            return None
+    return other
 
 
 def metrics_destination(config: Config) -> Destination | None:

@@ -22,7 +22,12 @@ from wattspan.processes.cpu_sampler import CpuSampler
 from wattspan.processes.principals import PrincipalResolver
 from wattspan.processes.procfs import ProcFs
 from wattspan.service.agent import ServiceGroup
-from wattspan.service.configuration import capper_client, destinations, run_directory
+from wattspan.service.configuration import (
+    capper_client,
+    destinations,
+    run_directory,
+    second_listener,
+)
 from wattspan.service.sampling_demand import QUERY_TIME, WINDOW_EXPIRY, Reason
 from wattspan.service.tuning_assembly import CAPPER_TIMEOUT, AgentCore, TuningAssembly
 from wattspan.util.text import MAX_USER, clean_label
@@ -307,6 +312,7 @@ class SpanAssembly:
             asked=asked,
             refusals=self._refusals,
             pools=self._core.pools,
+            second=second_listener(self._core.config),
         )
         self.services.addresses.extend(addresses)
         for destination in destinations(self._core.config):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,6 +22,7 @@ from wattspan.config import (
     SettingOrigin,
     SpansSettings,
 )
+from wattspan.http.sockets import other_loopback
 from wattspan.model.settings import Listen
 
 NOWHERE = Listen("")
@@ -104,3 +110,55 @@ def test_other_program_at_the_other_address_of_localhost_is_found(tmp_path: Path
     assert found.mark is Severity.WARN
     assert f"[::1]:{port}" in found.detail
     assert explicit.mark is Severity.OK
+
+
+IMITATION = """
+import encodings.idna, http.server, os, socket, sys
+
+class Agent(http.server.BaseHTTPRequestHandler):
+    server_version = "wattspan/1"
+    do_GET = lambda self: (self.send_response(200), self.end_headers())
+    log_message = lambda *_: None
+
+host, port, user = sys.argv[1:]
+os.setuid(int(user))
+http.server.HTTPServer.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+server = http.server.HTTPServer((host, int(port)), Agent)
+print("ready", flush=True)
+server.serve_forever()
+"""
+
+
+def imitated(held: ExitStack, host: str, port: int, user: int) -> None:
+    """A program of ``user`` that answers as the agent does."""
+    program = [sys.executable, "-c", IMITATION, host, str(port), str(user)]
+    child = held.enter_context(subprocess.Popen(program, stdout=subprocess.PIPE, text=True))
+    held.callback(child.kill)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "mark"),
+    [
+        (os.getuid(), os.getuid(), Severity.OK),
+        (None, os.getuid(), Severity.WARN),
+        pytest.param(0, 65534, Severity.WARN, marks=pytest.mark.needs_root),
+    ],
+)
+def test_program_that_answers_as_the_agent_at_the_other_address_is_found(
+    first: int | None,
+    second: int,
+    mark: Severity,
+    tmp_path: Path,
+    free_port: Callable[[], int],
+) -> None:
+    port = free_port()
+    http = Listen(f"127.0.0.1:{port}")
+    if other_loopback(http) is None:
+        pytest.skip("this host has no IPv6")
+    with ExitStack() as held:
+        if first is not None:
+            imitated(held, "127.0.0.1", port, first)
+        imitated(held, "::1", port, second)
+        assert told(tmp_path, http=http)["spans.http"].mark is mark

@@ -1,4 +1,4 @@
-"""Sockets on which an agent or a command looks for the capper."""
+"""Sockets on which an agent or a command looks for the capper, and the second of spans."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from wattspan.capper.host_directory import HostClaim, HostDirectory
-from wattspan.config import AgentSettings, Config
-from wattspan.service.configuration import capper_addresses
+from wattspan.config import AgentSettings, Config, SettingOrigin, SpansSettings
+from wattspan.http.sockets import other_loopback
+from wattspan.model.settings import Listen
+from wattspan.service.configuration import capper_addresses, second_listener
 
 SYSTEM = Path("/run/wattspan-capper/capper.sock")
 
@@ -58,3 +60,25 @@ def test_command_that_restores_limits_uses_no_other_agents_capper(
 
 def test_missing_link_leaves_the_usual_sockets(tmp_path: Path) -> None:
     assert paths(own(tmp_path), HostDirectory(tmp_path / "none")) == [tmp_path / "own/capper.sock"]
+
+
+@pytest.mark.parametrize(
+    ("http", "asked", "forward", "expected"),
+    [
+        ("127.0.0.1:4318", False, "", "[::1]:4318"),
+        ("127.0.0.1:4318", True, "", "[::1]:4318"),  # as the file of the package shows it
+        ("127.0.0.1:4319", True, "", None),
+        ("", True, "", None),
+        ("127.0.0.1:4318", False, "http://[::1]:4318", None),  # the collector
+        ("127.0.0.1:4318", False, "http://[::1]:4319", "[::1]:4318"),
+        ("127.0.0.1:4318", False, "nonsense", "[::1]:4318"),
+    ],
+)
+def test_spans_have_a_second_listener_at_the_default_address_only(
+    http: str, forward: str, expected: str | None, *, asked: bool
+) -> None:
+    if other_loopback(SpansSettings().http) is None:
+        pytest.skip("this host has no IPv6")
+    origins = {"spans.http": SettingOrigin("file", "a file")} if asked else {}
+    spans = SpansSettings(http=Listen(http), forward=forward)
+    assert second_listener(Config(spans=spans, origins=origins)) == expected

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,13 +20,13 @@ from wattspan.http.access_policy import (
     server_tls,
     token_check,
 )
-from wattspan.http.sockets import other_loopback
 from wattspan.model.settings import Listen, Table, keys
 from wattspan.otlp.destination import Destination, parse_destination
 from wattspan.ports import ConfigError
-from wattspan.service.configuration import metrics_destination, run_directory
+from wattspan.service.configuration import metrics_destination, run_directory, second_listener
 
 CONNECT_TIMEOUT = 1.0  # seconds
+_LISTENING = "0A"  # the state in /proc/net/tcp
 
 
 def listen_error(listen: Listen) -> str | None:
@@ -152,8 +155,9 @@ def examine_spans(config: Config) -> Iterator[Finding]:
         return
     if spans.http:
         yield _span_port(config, "http", spans.http, partial(_is_local_agent, spans.http, spans))
-        if "spans.http" not in config.origins and (other := other_loopback(spans.http)):
-            found = _span_port(config, "http", other, partial(_is_local_agent, other, spans))
+        if other := second_listener(config):
+            is_agent = partial(_have_one_owner, spans.http, other)
+            found = _span_port(config, "http", other, is_agent, required=False)
             if found.mark is not Severity.OK:
                 yield found
     if spans.grpc:
@@ -178,8 +182,35 @@ def examine_engines(config: Config) -> Iterator[Finding]:
         yield ok(what, f"{engine.url} ({engine.kind}{who}), each {engine.interval}; up: {seen}")
 
 
-def _span_port(config: Config, key: str, listen: Listen, is_agent: Callable[[], bool]) -> Finding:
-    required = f"spans.{key}" in config.origins
+def _have_one_owner(*listens: Listen) -> bool:
+    """True if one user has these listeners: another program may answer as the agent does."""
+    owners = {_listening_user(listen) for listen in listens}
+    return len(owners) == 1 and None not in owners
+
+
+def _listening_user(listen: Listen) -> int | None:
+    """The user whose socket listens at an address of this host; None for an unknown one."""
+    raw = ipaddress.ip_address(listen.host).packed
+    # Each 32 bits are in the byte order of the machine.
+    words = "".join(f"{word:08X}" for word in struct.unpack(f"={len(raw) // 4}I", raw))
+    local = f"{words}:{listen.port:04X}"
+    with contextlib.suppress(OSError):
+        table = Path("/proc/net/tcp6" if len(raw) == 16 else "/proc/net/tcp")
+        for fields in map(str.split, table.read_text("ascii").splitlines()):
+            if (fields[1], fields[3]) == (local, _LISTENING):
+                return int(fields[7])
+    return None
+
+
+def _span_port(
+    config: Config,
+    key: str,
+    listen: Listen,
+    is_agent: Callable[[], bool],
+    *,
+    required: bool = True,
+) -> Finding:
+    required = required and f"spans.{key}" in config.origins
     result = "will not start" if required else "will go on without it"
     return _port(
         f"spans.{key}",
