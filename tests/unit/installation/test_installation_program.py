@@ -22,6 +22,7 @@ from wattspan.installation.program import (
     trusted_owners,
     writable_by_others,
 )
+from wattspan.sources.nvml.source import LIBRARY_PLACES
 
 PROGRAM = "/usr/local/lib/wattspan/bin/wattspan"
 
@@ -95,6 +96,18 @@ def test_locations_hidden_by_the_units_are_rejected() -> None:
             for path in (word.removeprefix("-") for word in paths.split()):
                 steps = PathComponent(path, FOLDER), PathComponent(f"{path}/w", FILE)
                 assert f"{path}/w, is below /" in requirement_faults([need(*steps)])[0]
+
+
+def test_units_can_load_the_library_of_nvidia_from_each_place() -> None:
+    for file in service_files(service_files_directory(), PROGRAM):
+        paths = {
+            key: [word.removeprefix("-") for word in words.split()]
+            for key, words in re.findall(r"^(NoExecPaths|ExecPaths)=(.*)$", file.text, re.MULTILINE)
+        }
+        if file.path.endswith(("wattspan.service", "wattspan-capper.service")):
+            for place in map(Path, LIBRARY_PLACES):
+                denied = any(map(place.is_relative_to, paths["NoExecPaths"]))
+                assert denied == any(map(place.is_relative_to, paths["ExecPaths"]))
 
 
 def test_program_directory_may_be_writable_for_administrators() -> None:

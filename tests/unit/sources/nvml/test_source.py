@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from testbed.fake_nvml import FakeGpu, FakeNvml
 from testbed.waiting import eventually
@@ -19,7 +18,7 @@ from wattspan.model.settings import Duration, SettingError, convert
 from wattspan.ports import CounterSource, SourceContext
 from wattspan.sources.driver_thread import DriverThreadSource as Source
 from wattspan.sources.nvml.device import NvmlSettings
-from wattspan.sources.nvml.source import LIBRARY, load_binding, open_nvml, plugin
+from wattspan.sources.nvml.source import LIBRARY, open_nvml, plugin
 from wattspan.testing import FakeDirectory, ManualClock
 
 
@@ -235,7 +234,29 @@ def test_invalid_setting_is_rejected(key: str, value: str) -> None:
         convert({key: value}, NvmlSettings, "sources.nvml")
 
 
-def test_library_is_found_in_a_place_that_the_loader_does_not_search(tmp_path: Path) -> None:
-    (tmp_path / LIBRARY).symlink_to(msgspec._core.__file__)  # any library
-    found = load_binding((str(tmp_path / "absent"), str(tmp_path)))
-    assert found.__name__ == "pynvml"
+LOADED_FROM_A_PLACE = """
+import ctypes, sys
+from wattspan.sources.nvml.source import LIBRARY, load_binding
+
+def is_found():
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
+
+print(is_found(), load_binding(sys.argv[1:]).__name__, is_found())
+"""
+
+
+@pytest.mark.needs_cc
+def test_library_in_a_place_that_the_loader_does_not_search_has_its_name(tmp_path: Path) -> None:
+    """The binding asks for the library by its name."""
+    flags = ("-shared", f"-Wl,-soname,{LIBRARY}", "-o", str(tmp_path / LIBRARY), "-xc", "-")
+    subprocess.run(["cc", *flags], input=b"", check=True)
+    places = str(tmp_path / "absent"), str(tmp_path)
+    command = [sys.executable, "-c", LOADED_FROM_A_PLACE, *places]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    if done.stdout.startswith("True"):
+        pytest.skip(f"this machine has {LIBRARY}")
+    assert done.stdout == "False pynvml True\n"
