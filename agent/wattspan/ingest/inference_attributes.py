@@ -267,11 +267,15 @@ def _plain(operation: str) -> str:
     return operation.strip(' "').lower()
 
 
-_HOSTED = (
-    "amazon", "anthropic", "aws", "az.ai", "azure", "bedrock", "cerebras", "cohere", "deepinfra",
-    "deepseek", "fireworks", "gcp", "gemini", "google", "groq", "mistral", "moonshot", "openrouter",
-    "perplexity", "sambanova", "together", "vertex", "watsonx", "x_ai", "xai",
-)  # fmt: skip
+_HOSTED = re.compile(
+    # Only a provider has these names, with any ending: "azureopenai", "gcp.vertex_ai".
+    r"(?:^|[^a-z0-9])(?:chat)?(?:amazon|anthropic|aws|azure|bedrock|cerebras|cohere|deepinfra"
+    r"|fireworks|gcp|gemini|google|groq|openrouter|perplexity|sambanova|together|vertex|watsonx"
+    r"|(?:az[._-]ai|x[._-]?ai)(?![a-z0-9]))"
+    # Models and an engine (mistral.rs) have the names of these as well: "mistral_ai.chat".
+    r"|^(?:chat)?(?:deepseek|mistral|moonshot)(?:ai)?(?:[._-](?:ai|api|chat|completions?"
+    r"|embeddings?|responses))*$"
+)
 
 
 def is_hosted(provider: str) -> bool:
@@ -279,7 +283,7 @@ def is_hosted(provider: str) -> bool:
 
     OpenAI is none of them: many engines have its interface, and their callers name it.
     """
-    return any(part in provider.lower() for part in _HOSTED)
+    return _HOSTED.search(provider.strip().lower()) is not None
 
 
 def is_loopback(server: str) -> bool:

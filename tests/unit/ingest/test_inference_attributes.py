@@ -9,7 +9,7 @@ import pytest
 from testbed.otlp import request, span
 
 from wattspan.ingest.export_request import RequestedAttributes
-from wattspan.ingest.inference_attributes import as_nanoseconds
+from wattspan.ingest.inference_attributes import as_nanoseconds, is_hosted
 from wattspan.ingest.trace_decoder import TraceDecoder
 from wattspan.spans.values import InferenceDetails, Span
 
@@ -165,3 +165,29 @@ def test_model_of_the_resource_names_requests_without_a_model(
     decoder = TraceDecoder(max_spans=10, max_fields=1000)
     (part,) = decoder.decode(sent.SerializeToString()).parts
     assert [each.model for each in part.spans.inference if each] == [model]
+
+
+@pytest.mark.parametrize(
+    ("provider", "hosted"),
+    [
+        *((name, True) for name in (
+            "amazon-bedrock", "anthropic", "anthropic.messages", "aws.bedrock", "az.ai.inference",
+            "az.ai.openai", "azure.ai.inference", "AzureOpenAI", "azure_openai", "bedrock_converse",
+            "cerebras", "ChatAnthropic", "ChatMistralAI", "cohere", "cohere.chat", "deepinfra",
+            "deepseek", "deepseek.chat", "fireworks_ai", "gcp.gemini", "gcp.vertex_ai", "gemini",
+            "google.generative-ai", "google_genai", "groq", "groq.chat", "ibm.watsonx.ai",
+            "mistral", "mistral.chat", "mistral_ai", "mistral_ai.chat", "mistralai", "moonshot",
+            "moonshotai", "openrouter", "perplexity", "sambanova", "together_ai", "togetherai",
+            "vertex_ai", "x_ai", "x.ai", "xai", "xai.chat",
+        )),
+        *((name, False) for name in (
+            "", "deepseek-r1", "deepseek_v3", "foxai", "llama.cpp", "mistral.rs", "mistral-7b",
+            "mistral-small", "mistralrs", "mistralai/Mistral-7B-Instruct", "ollama",
+            "ollama/mistral", "openai", "vllm", "vllm-deepseek",
+        )),
+    ],
+)  # fmt: skip
+def test_providers_that_run_their_models_are_known_by_whole_names(
+    provider: str, *, hosted: bool
+) -> None:
+    assert is_hosted(provider) is hosted
