@@ -27,11 +27,14 @@ Scalar = bytes | int | float | None
 """The value of an attribute; None for booleans, arrays and other values that are not needed."""
 
 MAX_ATTRIBUTES = 1 << 14
-"""Attributes of one span or resource that are searched.
+"""Attributes of one span that are searched.
 
 Instrumentations write several for each message of a conversation, and the counts of tokens behind
 them: Phoenix sets the limit to 10,000.
 """
+
+MAX_RESOURCE_ATTRIBUTES = 1 << 10
+"""Attributes of one resource that are searched; no budget of fields bounds their search."""
 
 _MAX_ID = 128  # characters of a container id or of a time
 _LARGEST_PID = 1 << 22
@@ -161,10 +164,10 @@ def pairs(attributes: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
         yield pair.key, pair.value
 
 
-def attributes_of(raw: bytes, kind: Any) -> Sequence[bytes]:
+def attributes_of(raw: bytes, kind: Any, limit: int = MAX_ATTRIBUTES) -> Sequence[bytes]:
     """The searched attributes of a span or a resource."""
     attributes: Sequence[bytes] = kind.FromString(raw).attributes
-    return attributes if len(attributes) <= MAX_ATTRIBUTES else attributes[:MAX_ATTRIBUTES]
+    return attributes if len(attributes) <= limit else attributes[:limit]
 
 
 class AttributeFinder(Generic[Number]):

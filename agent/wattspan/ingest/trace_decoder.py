@@ -43,6 +43,7 @@ from wattspan.ingest.request_limits import (
     too_many_spans,
 )
 from wattspan.ingest.span_attributes import (
+    MAX_RESOURCE_ATTRIBUTES,
     AttributeFinder,
     AttributeKey,
     as_count,
@@ -343,7 +344,7 @@ class TraceDecoder:
             return None
         check_fields(resource, RESOURCE, "a resource", budget)
         try:
-            attributes = pairs(attributes_of(resource, _Resource))
+            attributes = pairs(attributes_of(resource, _Resource, MAX_RESOURCE_ATTRIBUTES))
             claim = resource_claim({name: scalar(value) for name, value in attributes})
         except DecodeError as error:
             self._drop((number,), error, sum(len(spans) for *_, spans in scopes))

@@ -366,6 +366,12 @@ def test_pid_written_as_text_is_one() -> None:
     assert claim(process__pid="12").pid == 12
 
 
+def test_resource_attributes_beyond_a_thousand_are_not_searched() -> None:
+    before = {f"a{number}": 1 for number in range(1022)}
+    assert claim(**before, service__name="shop", process__pid=5) == ResourceClaim("shop", 5)
+    assert claim(**before, service__name="shop", b=1, process__pid=5) == ResourceClaim("shop")
+
+
 def test_records_are_grouped_by_resource_in_order() -> None:
     whole = request(span(1), span(2), resource={"service.name": "a"})
     whole.resource_spans[0].scope_spans.add().spans.append(span(3))
