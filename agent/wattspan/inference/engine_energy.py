@@ -11,7 +11,8 @@ The energy of prompts and of generated tokens is divided by learned coefficients
 requests is (:mod:`wattspan.inference.token_power`), where an engine counts its iterations: energy
 by iterations, prompts, their tokens, generated tokens and time. They are learned from differences
 between intervals, as the power of the same work drifts. Engines on the same boards are divided by
-the work of all of them, and so are the models of a page that counts the iterations of each.
+the work of all of them, and so are the models of a page that counts the iterations of each and
+has its boards alone.
 
 The common part of an iteration is divided equally among its requests: the energy of an
 iteration without tokens, and the active power for the time that its tokens take. A page tells what
@@ -55,6 +56,9 @@ MAX_DOUBT = 0.5
 MOST_MODELS = 4
 """Models of a page among which its energy is divided: each one makes the regression larger."""
 
+_COUNTED = (Figure.ITERATIONS, Figure.PROMPTS, Figure.COMPUTED, Figure.OUTPUT)
+"""The work by which energy is divided."""
+
 _SURE = 2.5  # standard deviations of the stated uncertainty, as of single requests
 _LEAST_DOUBT = 0.02  # of what the model divides: it is simpler than an engine
 _DRIFT, _PAST = 0.9, 4  # the part of the mean of so many intervals that is subtracted
@@ -95,8 +99,9 @@ class Estimate(NamedTuple):
 class EngineFigures:
     """The figures of a window. ``tokens`` is by type: ``all``, and ``input`` and ``output``.
 
-    ``idle`` is the part of the energy while the engine waited for requests; None if unknown.
-    ``start`` is the begin of the window.
+    ``idle`` is the part of the energy while the engine waited for requests; None if unknown. With
+    engines beside, it is known of one that waited all the time. ``start`` is the begin of the
+    window.
     """
 
     tokens: Mapping[str, Estimate] = field(default_factory=dict)
@@ -123,10 +128,9 @@ def _counts(progress: Progress) -> tuple[float, float, float, float] | None:
     None if the page lacks some of them.
     """
     found, page = progress.figures, progress.page
-    wanted = (Figure.ITERATIONS, Figure.PROMPTS, Figure.COMPUTED, Figure.OUTPUT)
-    if any(figure not in found for figure in wanted):
+    if any(figure not in found for figure in _COUNTED):
         return None
-    iterations, prompts, prefill, output = (found[figure] for figure in wanted)
+    iterations, prompts, prefill, output = (found[figure] for figure in _COUNTED)
     output = found.get(Figure.DECODED, output)
     if page.mixed:
         iterations = max(0.0, iterations - prompts)
@@ -305,11 +309,11 @@ class EngineEnergy:
         request = _quotient(whole, requests, begun) if requests else None
         idle = [self._idle_of(*each) for each in window]
         waited = [each for each in idle if each is not None]
-        known = len(waited) == len(idle) and whole.value > 0
+        known = len(waited) == len(idle) and whole.value > 0 and isfinite(whole.uncertainty)
         return EngineFigures(
             {way: one for way, one in found.items() if one.uncertainty <= MAX_DOUBT * one.value},
             request if request and request.uncertainty <= MAX_DOUBT * request.value else None,
-            min(1.0, sum(waited) / whole.value) if known else None,
+            (min(1.0, sum(waited) / whole.value) if self._alone else 1.0) if known else None,
             intervals[0].start,
         )
 
@@ -324,8 +328,7 @@ class EngineEnergy:
         common = float(sum(map(_common, intervals)))
         doubt = hypot(intervals[0].edges[0], intervals[-1].edges[1])
         doubt += sum(each.doubt for each in intervals)  # in one direction
-        alone = len(self._labels) == 1
-        measured = Estimate(common, doubt if alone else inf)
+        measured = Estimate(common, doubt if self._alone else inf)
         works = _sums(window)
         if not works or not self._is_learned(works):
             return measured, None
@@ -341,7 +344,7 @@ class EngineEnergy:
         part = own / modelled
         error = self._error(works, part) * (common - idle) / modelled
         active = Estimate((common - idle) * part, doubt + unsure + error)
-        if alone:
+        if self._alone:
             return measured, active
         rest = idle / len(works)
         return Estimate(active.value + rest, active.uncertainty + idle - rest), active
@@ -445,6 +448,11 @@ class EngineEnergy:
         return [self._model.coefficients(label).of(work) for label, work in works.items()]
 
     @property
+    def _alone(self) -> bool:
+        """True if the energy of all intervals is this engine's."""
+        return len(self._labels) == 1
+
+    @property
     def _rested(self) -> bool:
         """True if the power while the engine waits is known."""
         return self._idle_time >= _IDLE_ENOUGH
@@ -506,23 +514,23 @@ def _quotient(energy: Estimate, count: float, late: float) -> Estimate:
 def by_model(interval: EngineInterval) -> Iterator[tuple[str, EngineInterval]]:
     """The interval of each model of a page, if it has several; they are engines on common boards.
 
-    None of them if a part of the work names no model, or if there are more than ``MOST_MODELS``.
+    None of them if some of the work is not counted or names no model, if there are more than
+    ``MOST_MODELS``, or beside other engines: the models would have more than the page's energy.
     """
     whole, models = interval.progress, interval.progress.models
-    figures = (Figure.ITERATIONS, Figure.PROMPTS, Figure.COMPUTED, Figure.OUTPUT)
-    named = all(
-        abs(sum(one.figures.get(each, 0.0) for one in models) - whole.figures.get(each, 0.0)) < 1
-        for each in figures
-    )
-    if not named or not 1 < len(models) <= MOST_MODELS:
+    counts = [[one.figures.get(each) for each in _COUNTED] for one in (whole, *models)]
+    if interval.beside or not 1 < len(models) <= MOST_MODELS or any(None in one for one in counts):
         return
-    part, common = Microjoules(interval.energy // len(models)), _common(interval)
+    page, *parts = ([count or 0.0 for count in one] for one in counts)
+    if any(abs(sum(each) - all_) >= 1 for all_, *each in zip(page, *parts, strict=True)):
+        return
+    part = Microjoules(interval.energy // len(models))
     for own in models:
         others = tuple((f"model {one.model}", one) for one in models if one is not own)
         yield (
             own.model,
             interval._replace(
-                energy=part, progress=own, beside=(*others, *interval.beside), common=common
+                energy=part, progress=own, beside=others, common=Microjoules(interval.energy)
             ),
         )
 

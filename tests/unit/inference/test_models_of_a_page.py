@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -28,6 +32,7 @@ from wattspan.inference.engine_energy import (
 from wattspan.inference.engine_metrics import Figure, Progress, progress, read_page
 from wattspan.model import SECOND, Microjoules
 
+ENGINE_PAGES = Path(__file__).parents[2] / "field" / "engine_pages"
 READ, MINUTE, LEARNED = 5, 60, 600  # seconds
 
 
@@ -60,13 +65,47 @@ def test_models_of_a_page_are_engines_beside_each_other() -> None:
     assert one.beside[0][1] == other.progress
 
 
-def test_other_engines_on_the_boards_stay_beside() -> None:
+def test_models_beside_other_engines_are_not_divided() -> None:
+    """They would have more energy together than their page."""
     both = joined(_counted("a"), _counted("b")), joined(_counted("a", **STEP), _counted("b"))
     beside = (("other", Progress(read_page(both[0]).page)),)
     interval = _interval(*both)._replace(beside=beside, common=Microjoules(500))
-    for _, part in by_model(interval):
-        assert part.beside[-1:] == beside
-        assert part.common == 500
+    assert not [*by_model(interval)]
+
+
+def test_page_that_counts_no_iterations_is_not_divided() -> None:
+    text = (ENGINE_PAGES / "dynamo-two-models.toml").read_text()
+    before = tomllib.loads(text)["page"].encode()
+    after = re.sub(rb"\d+$", lambda count: b"%d" % (int(count[0]) + 50), before, flags=re.MULTILINE)
+    interval = _interval(before, after)
+    assert len(interval.progress.models) == 2
+    assert not [*by_model(interval)]
+
+
+def test_model_without_a_count_of_the_others_is_not_divided() -> None:
+    interval = _interval(*(joined(_counted("a", **each), _counted("b")) for each in ({}, STEP)))
+    one, other = interval.progress.models
+    counts = {figure: n for figure, n in other.figures.items() if figure is not Figure.PROMPTS}
+    models = (one, replace(other, figures=counts))
+    progress_ = replace(interval.progress, models=models)
+    assert [*by_model(interval)]
+    assert not [*by_model(interval._replace(progress=progress_))]
+
+
+def test_idle_part_of_a_model_is_unknown_before_its_energy_is_learned() -> None:
+    """Half of the energy of the page, for lack of a division, is not that of the other model."""
+    accounts = {name: EngineEnergy() for name in "ab"}
+    pages = [
+        joined(_counted("a"), _counted("b", **{name: n * one for name, one in STEP.items()}))
+        for n in range(14)
+    ]
+    for number, (before, after) in enumerate(pairwise(pages)):
+        times = {"start": number * READ * SECOND, "end": (number + 1) * READ * SECOND}
+        for model, part in by_model(_interval(before, after)._replace(**times)):
+            accounts[model].add(part)
+    waiting = accounts["a"].figures()
+    assert waiting.start > 0
+    assert waiting.idle is None
 
 
 def test_single_model_and_many_are_not_divided() -> None:
@@ -187,5 +226,7 @@ def test_models_with_parts_have_the_truth_of_all_their_parts() -> None:
         joined(*(as_part(_counted(name, **each), part) for name in "ab" for part in (0, 1)))
         for each in ({}, STEP)
     ]
-    for _, part in by_model(_interval(*pages)):
+    parts = [*by_model(_interval(*pages))]
+    assert len(parts) == 2
+    for _, part in parts:
         assert part.progress.tokens == {"input": 120, "output": 80}
