@@ -144,7 +144,10 @@ def _requests(account: _Account) -> dict[str, int]:
 def _add_host(account: _Account, result: RequestEnergy) -> None:
     """Add a request whose energy on the whole host is known."""
     parts = {HwType.GPU.value: result.energy, **result.host.energy}
-    account.update({("host energy", part): energy for part, energy in parts.items()})
+    for part, energy in parts.items():
+        account["host energy", part] += energy
+        account["part requests", part] += 1
+        account["part output", part] += result.request.generated
     account["host tokens", "input"] += result.request.context
     account["host tokens", "output"] += result.request.generated
     account["host requests", ""] += 1
@@ -161,6 +164,7 @@ def _host_requests(account: _Account) -> HostRequests:
         {way: account["host tokens", way] for way in ("input", "output")},
         account["host requests", ""],
         _buckets(account, "host bucket"),
+        {part: (account["part requests", part], account["part output", part]) for part in parts},
     )
 
 
@@ -178,6 +182,8 @@ def _restored(row: InferenceRow) -> _Account:
     for name in ("energy", "tokens"):
         figures = getattr(row.host, name)
         account.update({(f"host {name}", each): count for each, count in figures.items()})
+    for part, (requests, output) in row.host.counts.items():
+        account["part requests", part], account["part output", part] = requests, output
     account["host requests", ""] = row.host.requests
     for name, buckets in (("bucket", row.buckets), ("host bucket", row.host.buckets)):
         if len(buckets) == len(REQUEST_ENERGY_BOUNDS):

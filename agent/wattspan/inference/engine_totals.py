@@ -93,6 +93,7 @@ class EngineTotals:
         self._parts = Counter[str](earlier.host.energy)
         self._host_tokens = Counter[str](earlier.host.tokens)
         self._host_requests = earlier.host.requests
+        self._counts = dict(earlier.host.counts)
 
     def add(self, energy: int | None, done: Progress, parts: Mapping[str, int] | None) -> None:
         """Add an interval with its GPU energy, and that of the host by part; None if unknown.
@@ -110,15 +111,17 @@ class EngineTotals:
             self._parts.update(parts)
             self._host_tokens.update(tokens)
             self._host_requests += round(requests or 0)
+            self._count({part: (round(requests or 0), tokens.get("output", 0)) for part in parts})
 
     def take_energy(self, other: EngineTotals) -> None:
         """Take the energy of another row, whose own is unknown from now on."""
         self._energy = Microjoules((self._energy or 0) + (other._energy or 0))
         self._parts.update(other._parts)
-        other._energy, other._parts = None, Counter()
+        other._energy, other._parts, other._counts = None, Counter(), {}
 
     def absorb(self, other: EngineTotals) -> None:
         """Add all totals of a row that ends."""
+        self._count(other._counts)
         if other.has_energy:
             self.take_energy(other)
         self._tokens.update(other._tokens)
@@ -126,6 +129,12 @@ class EngineTotals:
             self._requests = (self._requests or 0) + other._requests
         self._host_tokens.update(other._host_tokens)
         self._host_requests += other._host_requests
+
+    def _count(self, counts: Mapping[str, tuple[int, int]]) -> None:
+        """Add requests with each part, and their generated tokens."""
+        for part, (requests, output) in counts.items():
+            before = self._counts.get(part, (0, 0))
+            self._counts[part] = before[0] + requests, before[1] + output
 
     @property
     def has_energy(self) -> bool:
@@ -137,6 +146,7 @@ class EngineTotals:
             {part: Microjoules(energy) for part, energy in self._parts.items()},
             dict(self._host_tokens),
             self._host_requests,
+            counts=dict(self._counts),
         )
         totals = self._energy, dict(self._tokens), self._requests
         return EngineRow(*self._key, *totals, host=host)

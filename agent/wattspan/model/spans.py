@@ -113,13 +113,15 @@ class HostRequests:
 
     ``energy`` is by part: the values of HwType, and ``IDLE_PART`` where requests share the idle
     energy of devices. Each joule is in one part. ``tokens`` are by ``input`` and ``output``;
-    ``buckets`` count requests up to each of ``REQUEST_ENERGY_BOUNDS``, cumulatively.
+    ``buckets`` count requests up to each of ``REQUEST_ENERGY_BOUNDS``, cumulatively. ``counts`` are
+    the requests with a part, and their generated tokens: a part may be counted for some of them.
     """
 
     energy: Mapping[str, Microjoules] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)
     requests: int = 0
     buckets: tuple[int, ...] = ()
+    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

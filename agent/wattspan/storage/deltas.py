@@ -83,8 +83,8 @@ class SpanUsage:
     """Spans of one name that ended: their energy, number, duration and tokens.
 
     ``divisions`` counts requests to a language model by the DivisionMethod of their energy; the
-    method of requests in none of them was not recorded. ``host`` has the parts of the energy of
-    those requests of which all parts are known, as HostRequests has them.
+    method of requests in none of them was not recorded. ``host`` has the parts of the energy on the
+    whole host as HostRequests has them, each with the number of its requests.
     """
 
     energy: Mapping[HwType, int] = field(default_factory=lambda: _NO_ENERGY)
@@ -112,8 +112,12 @@ class SpanUsage:
 
     def only(self, kind: HwType) -> SpanUsage:
         """Return a copy with the energy of one hardware type only."""
-        energy = {k: e for k, e in self.energy.items() if k is kind}
-        return replace(self, energy=energy, splits=self.splits if kind is HwType.GPU else {})
+        return replace(
+            self,
+            energy={k: e for k, e in self.energy.items() if k is kind},
+            splits=self.splits if kind is HwType.GPU else {},
+            host={part: one for part, one in self.host.items() if part == kind},
+        )
 
     def __bool__(self) -> bool:
         return bool(self.calls or any(self.energy.values()))
@@ -186,13 +190,14 @@ def _requests_rise(before: InferenceRow | None, after: InferenceRow) -> SpanUsag
 
 
 def _host_rise(before: HostRequests, after: HostRequests) -> dict[str, HostPart]:
-    """The rise of each part; none without new requests of which all parts are known."""
-    requests = _rise(before.requests, after.requests)
-    tokens = _rise(before.tokens.get("output", 0), after.tokens.get("output", 0))
-    return {
-        part: HostPart(_rise(before.energy.get(part, 0), energy), requests, _limited(tokens))
-        for part, energy in (after.energy.items() if requests else ())
-    }
+    """The rise of each part that new requests have: a part that is counted no more is unknown."""
+    found = {}
+    for part, counts in after.counts.items():
+        energy = _rise(before.energy.get(part, 0), after.energy.get(part, 0))
+        requests, output = map(_rise, before.counts.get(part, (0, 0)), counts)
+        if requests:
+            found[part] = HostPart(energy, requests, _limited(output))
+    return found
 
 
 def _as_spans(row: InferenceRow) -> SpanRow:

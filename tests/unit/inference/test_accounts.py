@@ -167,9 +167,17 @@ def test_requests_with_known_energy_of_the_host_are_counted_apart() -> None:
 
     assert row.host.energy == {"gpu": 12_000_000, "cpu": 3_000_000, "memory": 500_000}
     assert (row.host.requests, row.host.tokens) == (2, {"input": 20, "output": 40})
+    assert row.host.counts == dict.fromkeys(("gpu", "cpu", "memory"), (2, 40))
     assert row.host.buckets == (0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2)
     assert sum(row.requests.values()) == 3
     assert InferenceAccounts(accounts.rows()).rows() == accounts.rows()
+
+
+def test_each_part_counts_the_requests_that_have_it() -> None:
+    accounts = InferenceAccounts()
+    _add(accounts, [_whole(_result(4), 2, idle=0), _whole(_result(8), 1)])
+    (row,) = accounts.rows()
+    assert row.host.counts == {"gpu": (2, 40), "cpu": (2, 40), "idle": (1, 20)}
 
 
 def test_requests_without_counters_of_the_cpu_have_no_energy_of_the_host() -> None:

@@ -70,7 +70,12 @@ def test_totals_count_known_energy_of_the_host_apart() -> None:
     row = totals.row()
     assert row.key == ("chat", "m", "ann")
     assert (row.energy, row.tokens, row.requests) == (150, {"input": 60, "output": 14}, 4)
-    assert row.host == HostRequests({"gpu": 100, "cpu": 20}, {"input": 30, "output": 7}, 2)
+    assert row.host == HostRequests(
+        {"gpu": 100, "cpu": 20},
+        {"input": 30, "output": 7},
+        2,
+        counts={"gpu": (2, 7), "cpu": (2, 7)},
+    )
 
 
 def test_totals_continue_from_an_earlier_row() -> None:
@@ -82,6 +87,13 @@ def test_totals_continue_from_an_earlier_row() -> None:
         one.add(7, DONE, {"gpu": 7, "cpu": 1})
     whole.add(100, DONE, {"gpu": 100, "cpu": 20})
     assert later.row() == whole.row()
+
+
+def test_each_part_counts_the_requests_that_have_it() -> None:
+    totals = EngineTotals(EngineRow("chat", "m", "ann"))
+    totals.add(1, DONE, {"gpu": 1, "cpu": 1})
+    totals.add(1, DONE, {"gpu": 1, "cpu": 1, "memory": 0})
+    assert totals.row().host.counts == {"gpu": (4, 14), "cpu": (4, 14), "memory": (2, 7)}
 
 
 def test_requests_that_an_engine_does_not_count_are_unknown() -> None:
@@ -114,7 +126,8 @@ def test_models_of_one_page_have_tokens_and_one_row_has_their_energy() -> None:
     rows = totals.rows()
     whole, first, second = (rows[name, "ann"] for name in ("", "a", "b"))
     assert (whole.energy, whole.tokens, whole.requests) == (110, {}, None)
-    assert whole.host == HostRequests({"gpu": 100, "cpu": 20}, {}, 0)
+    none = {"gpu": (0, 0), "cpu": (0, 0)}
+    assert whole.host == HostRequests({"gpu": 100, "cpu": 20}, {}, 0, counts=none)
     assert (first.energy, first.tokens, first.requests) == (None, {"output": 37}, 2)
     assert first.host == HostRequests({}, {"output": 30}, 1)
     assert (second.energy, second.tokens, second.requests) == (None, {"output": 50}, 1)
@@ -191,7 +204,8 @@ def test_row_that_is_unused_longest_gives_its_place_to_a_new_model() -> None:
         assert own == former + (2 if figure == "requests" else 0)
     other = rows["other", ""]
     assert other.tokens == {"output": 5 + 2 + 5}
-    assert other.host == HostRequests({"gpu": 20, "cpu": 2}, {"output": 10}, 2)
+    counts = {"gpu": (2, 10), "cpu": (2, 10)}
+    assert other.host == HostRequests({"gpu": 20, "cpu": 2}, {"output": 10}, 2, counts=counts)
 
 
 def test_row_without_energy_adds_none_to_the_others() -> None:

@@ -256,7 +256,8 @@ def test_models_have_their_energy_in_the_history(tmp_path: Path) -> None:
 def on_host(row: InferenceRow, requests: int, **parts: int) -> InferenceRow:
     energy = {part: Microjoules(each * requests) for part, each in parts.items()}
     tokens = {"input": 3 * requests, "output": 2 * requests}
-    return replace(row, host=HostRequests(energy, tokens, requests))
+    counts = dict.fromkeys(parts, (requests, tokens["output"]))
+    return replace(row, host=HostRequests(energy, tokens, requests, counts=counts))
 
 
 def test_energy_of_requests_on_the_whole_host_is_in_the_history(tmp_path: Path) -> None:
@@ -292,6 +293,23 @@ def test_requests_without_known_energy_on_the_whole_host_have_no_parts() -> None
     before = replace(books(), inference=(on_host(asked("a", 4), 2, gpu=200, cpu=10),))
     after = replace(books(), inference=(on_host(asked("a", 5), 2, gpu=200, cpu=10),))
     assert spans_between(before, after)[model("a")].host == {}
+
+
+def test_part_that_is_counted_no_more_is_unknown_and_a_part_of_zero_is_known() -> None:
+    earlier = on_host(asked("a", 4), 4, gpu=200, cpu=10, memory=5, idle=0)
+    counts = {"gpu": (7, 14), "cpu": (7, 14), "memory": (4, 8), "idle": (6, 12)}
+    energy = {**earlier.host.energy, "gpu": Microjoules(1400), "cpu": Microjoules(70)}
+    host = HostRequests(energy, {"input": 21, "output": 14}, 7, counts=counts)
+    before = replace(books(), inference=(earlier,))
+    after = replace(books(), inference=(replace(asked("a", 7), host=host),))
+    assert spans_between(before, after)[model("a")].host == {
+        "gpu": HostPart(600, 3, 6), "cpu": HostPart(30, 3, 6), "idle": HostPart(0, 2, 4),
+    }  # fmt: skip
+
+
+def test_usage_of_one_hardware_type_has_its_part_only() -> None:
+    use = SpanUsage(host={part: HostPart(1, 2, 3) for part in ("gpu", "cpu", "idle")})
+    assert use.only(CPU).host == {"cpu": HostPart(1, 2, 3)}
 
 
 def test_models_beyond_the_bound_share_a_row(tmp_path: Path) -> None:
