@@ -11,6 +11,7 @@ from wattspan.model import (
     EQUAL_PARTS,
     EngineRow,
     HostRequests,
+    HwType,
     InferenceRow,
     Snapshot,
     SourceHealth,
@@ -22,20 +23,37 @@ ENGINE_SOURCE = "engine:"
 
 
 class HostEnergyEntry(Struct, frozen=True):
-    """The energy of the whole host, of requests or times of which all parts are known.
+    """The energy of requests or times on the whole host, by part.
 
-    ``joules``, and those of a request and of a token, are by part: ``gpu``, ``cpu``, ``memory`` and
-    ``idle``. A part that is missing is unknown. ``requests`` is null if they are not counted, and
-    ``uncertainty_joules``, the half-width of the 95 % range of ``joules``, if it is unknown.
+    Parts are ``gpu``, ``cpu``, ``memory`` and ``idle``. GPU and CPU are known; a part that is
+    missing is not counted. One may be known of some requests only: ``part_requests`` are those,
+    and ``part_output_tokens`` their generated tokens. ``request_joules`` and
+    ``output_token_joules`` are those of one request and of one generated token.
+
+    ``requests`` is null if they are not counted, and ``uncertainty_joules``, the half-width of the
+    95 % range of ``joules``, if it is unknown.
     """
 
     method: str
     joules: dict[str, float]
     request_joules: dict[str, float]
-    token_joules: dict[str, float]
+    output_token_joules: dict[str, float]
     requests: int | None
     tokens: dict[str, int]
+    part_requests: dict[str, int]
+    part_output_tokens: dict[str, int]
     uncertainty_joules: float | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """True if the sum of the parts is a lower bound, as the memory is not counted."""
+        return HwType.MEMORY not in self.joules
+
+    @property
+    def alike(self) -> bool:
+        """True if all parts are of the same requests, so that they have a sum."""
+        counts = (self.part_requests, self.part_output_tokens)
+        return all(len({each.get(part) for part in self.joules}) == 1 for each in counts)
 
 
 class InferenceEntry(Struct, frozen=True):
@@ -154,12 +172,14 @@ def _host(host: HostRequests, method: str, requests: int | None) -> HostEnergyEn
     if not host.energy:
         return None
     joules = {part: one / 1e6 for part, one in host.energy.items()}
-    tokens = sum(host.tokens.values())
+    counts = {part: host.counts.get(part, (0, 0)) for part in joules}
     return HostEnergyEntry(
         method,
         joules,
-        {part: one / requests for part, one in joules.items()} if requests else {},
-        {part: one / tokens for part, one in joules.items()} if tokens else {},
+        {part: joules[part] / n for part, (n, _) in counts.items() if n and requests},
+        {part: joules[part] / n for part, (_, n) in counts.items() if n},
         requests,
         dict(host.tokens),
+        {part: n for part, (n, _) in counts.items() if requests is not None},
+        {part: n for part, (_, n) in counts.items()},
     )

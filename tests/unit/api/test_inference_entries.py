@@ -98,6 +98,7 @@ HOST = HostRequests(
     {part: Microjoules(joules * 10**6) for part, joules in PARTS.items()},
     {"input": 54_000, "output": 6_000},
     60,
+    counts=dict.fromkeys(PARTS, (60, 6_000)),
 )
 
 
@@ -114,7 +115,9 @@ def test_energy_of_the_whole_host_is_by_part_with_its_method() -> None:
     assert (found.method, found.uncertainty_joules) == ("engine_metrics", None)
     assert found.joules == {"gpu": 6_000.0, "cpu": 300.0, "memory": 60.0, "idle": 0.0}
     assert found.request_joules == {"gpu": 100.0, "cpu": 5.0, "memory": 1.0, "idle": 0.0}
-    assert found.token_joules == {"gpu": 0.1, "cpu": 0.005, "memory": 0.001, "idle": 0.0}
+    assert found.output_token_joules == {"gpu": 1.0, "cpu": 0.05, "memory": 0.01, "idle": 0.0}
+    assert found.alike
+    assert not found.bounded
     assert (found.requests, found.tokens) == (60, {"input": 54_000, "output": 6_000})
 
 
@@ -127,14 +130,25 @@ def test_engine_that_counts_no_requests_has_energy_of_tokens_only() -> None:
     found = engine_with(HOST, None).host
     assert found is not None
     assert (found.requests, found.request_joules) == (None, {})
-    assert found.token_joules["gpu"] == 0.1
+    assert found.output_token_joules["gpu"] == 1.0
+    assert found.alike
 
 
 def test_row_with_the_energy_of_several_models_has_none_of_a_token() -> None:
     found = engine_with(HostRequests(HOST.energy), None).host
     assert found is not None
     assert found.joules["cpu"] == 300.0
-    assert (found.token_joules, found.request_joules) == ({}, {})
+    assert (found.output_token_joules, found.request_joules) == ({}, {})
+
+
+def test_parts_of_different_requests_have_no_sum() -> None:
+    counts = {**HOST.counts, "memory": (20, 1_000)}
+    found = engine_with(replace(HOST, counts=counts)).host
+    assert found is not None
+    assert not found.alike
+    assert found.request_joules == {"gpu": 100.0, "cpu": 5.0, "memory": 3.0, "idle": 0.0}
+    assert found.output_token_joules["memory"] == 0.06
+    assert (found.part_requests["memory"], found.part_output_tokens["memory"]) == (20, 1_000)
 
 
 def test_requests_to_a_model_have_their_energy_of_the_whole_host() -> None:

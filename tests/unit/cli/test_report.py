@@ -289,9 +289,9 @@ def test_requests_without_a_recorded_division_are_unknown(
     assert (first["divided_by_model"], first["divided_by_tokens"]) == (known, known and 0)
 
 
-def with_host(extract: HistoryExtract, **parts: int) -> HistoryExtract:
-    """The models with these microjoules on the whole host in three requests."""
-    host = {part: HostPart(energy, 3, 120) for part, energy in parts.items()}
+def with_host(extract: HistoryExtract, requests: int = 3, **parts: int) -> HistoryExtract:
+    """The models with these microjoules on the whole host in so many requests."""
+    host = {part: HostPart(energy, requests, 40 * requests) for part, energy in parts.items()}
     spans = {name: replace(usage, host=host) for name, usage in extract.spans.items()}
     return replace(extract, spans=spans)
 
@@ -301,28 +301,45 @@ def test_models_have_their_energy_on_the_whole_host_by_part() -> None:
     lines = by_model(extract)
     parts = "gpu J/request cpu J/request idle J/request host J/request host J/token"
     assert " ".join(lines[3]).endswith(parts)
-    assert lines[5][-10:] == ["2.00", "J", "200", "mJ", "400", "mJ", "2.60", "J", "65.0", "mJ"]
-    assert "is that of 3 requests of which all parts are known" in text_by_model(extract)
+    assert lines[5][-6:] == ["≥", "2.60", "J", "≥", "65.0", "mJ"]
+    assert lines[5][-12:-6] == ["2.00", "J", "200", "mJ", "400", "mJ"]
+    assert "is that of 3 requests of which the CPU" in text_by_model(extract)
+    assert "and not in the host's energy: memory." in text_by_model(extract)
     breakdown = break_down(extract, (MODEL,))
     facts = report_facts(Path("s"), MODEL, extract, breakdown)
     assert facts["lines"][0]["host"] == {
-        "requests": 3,
-        "output_tokens": 120,
+        "requests_by_part": {"gpu": 3, "cpu": 3, "idle": 3},
+        "output_tokens_by_part": {"gpu": 120, "cpu": 120, "idle": 120},
         "microjoules_by_part": {"gpu": 6_000_000, "cpu": 600_000, "idle": 1_200_000},
         "method": "equal_parts",
         "uncertainty_microjoules": None,
     }
     first, *_, total = report_rows(MODEL, extract, breakdown)
-    names = ("requests", "tokens_output", "gpu_uj", "cpu_uj", "memory_uj", "idle_uj")
-    assert [first[f"host_{name}"] for name in names] == [
-        3,
-        120,
-        6_000_000,
-        600_000,
-        None,
-        1_200_000,
-    ]
-    assert [total[f"host_{name}"] for name in names] == [None] * 6
+    figures = ("uj", "requests", "tokens_output")
+    names = [f"host_{part}_{figure}" for part in ("gpu", "memory", "idle") for figure in figures]
+    assert [first[name] for name in names] == [
+        *(6_000_000, 3, 120), *(None, None, None), *(1_200_000, 3, 120),
+    ]  # fmt: skip
+    assert [total[name] for name in names] == [None] * 9
+
+
+def test_sum_of_parts_is_unknown_if_they_are_of_different_requests() -> None:
+    """As a counter of the memory that was lost, or idle energy that became separate."""
+    whole = with_host(models("a"), gpu=6_000_000, cpu=600_000, memory=60_000, idle=0)
+    assert by_model(whole)[5][-6:] == ["0.00", "µJ", "2.22", "J", "55.5", "mJ"]
+    (name,), (use,) = whole.spans, whole.spans.values()
+    host = dict(use.host) | {"idle": HostPart(0, 1, 40)}
+    mixed = replace(whole, spans={name: replace(use, host=host)})
+    assert by_model(mixed)[5][-2:] == [UNKNOWN] * 2
+    first, *_ = report_rows(MODEL, mixed, break_down(mixed, (MODEL,)))
+    assert (first["host_gpu_requests"], first["host_idle_requests"]) == (3, 1)
+
+
+def test_part_of_one_hardware_type_is_no_sum_of_the_host() -> None:
+    extract = with_host(models("a"), cpu=600_000)
+    assert " ".join(by_model(extract)[3]).endswith("cpu J/request")
+    facts = report_facts(Path("s"), MODEL, extract, break_down(extract, (MODEL,)))
+    assert facts["lines"][0]["host"]["requests_by_part"] == {"cpu": 3}
 
 
 def test_unknown_energy_on_the_whole_host_is_no_zero() -> None:
@@ -331,7 +348,7 @@ def test_unknown_energy_on_the_whole_host_is_no_zero() -> None:
     breakdown = break_down(unknown, (MODEL,))
     assert report_facts(Path("s"), MODEL, unknown, breakdown)["lines"][0]["host"] is None
     first, *_ = report_rows(MODEL, unknown, breakdown)
-    assert first["host_requests"] is first["host_gpu_uj"] is None
+    assert first["host_gpu_requests"] is first["host_gpu_uj"] is None
     known = with_host(models("b"), gpu=6_000_000, cpu=600_000)
     lines = by_model(replace(known, spans=unknown.spans | known.spans))
     assert lines[5][-4:] == [UNKNOWN] * 4

@@ -98,7 +98,8 @@ def host_with_parts(**parts: int) -> Snapshot:
     host = engine_host()
     (row,) = host.spans.engines
     energy = {part: Microjoules(joules * 10**6) for part, joules in parts.items()}
-    known = HostRequests(energy, {"input": 54_000, "output": 6_000}, 60)
+    counts = dict.fromkeys(parts, (60, 6_000))
+    known = HostRequests(energy, {"input": 54_000, "output": 6_000}, 60, counts=counts)
     model = InferenceRow("api", "tiny", {}, {}, {"model": 1}, ())
     engines = (replace(row, host=known),)
     return replace(host, spans=replace(host.spans, engines=engines, inference=(model,)))
@@ -108,14 +109,30 @@ def test_energy_of_a_request_on_the_whole_host_is_by_part_with_its_method() -> N
     lines = drawn(host_with_parts(gpu=6_000, cpu=300, memory=60), by=ViewSection.SPAN)
     title = next(number for number, line in enumerate(lines) if line.startswith("HOST J/request"))
     assert lines[title].split() == [
-        *("HOST", "J/request", "gpu", "cpu", "mem", "idle", "sum", "J/token", "method"),
+        *("HOST", "J/request", "gpu", "cpu", "mem", "idle", "sum", "J/token", "out", "method"),
     ]
     model, engine = (line.split() for line in lines[title + 1 : title + 3])
     assert model == ["tiny", "api", *"------"]
     assert engine == [
-        *("chat", "llama", "100", "J", "5.00", "J", "1.00", "J", "-", "106", "J", "106", "mJ"),
+        *("chat", "llama", "100", "J", "5.00", "J", "1.00", "J", "-", "106", "J", "1.06", "J"),
         "engine_metrics",
     ]
+
+
+def test_sum_without_the_memory_is_a_lower_bound() -> None:
+    lines = drawn(host_with_parts(gpu=6_000, cpu=300), by=ViewSection.SPAN)
+    engine = [line.split() for line in lines if line.startswith("chat llama")][-1]
+    assert engine[-9:] == ["-", "-", "≥", "105", "J", "≥", "1.05", "J", "engine_metrics"]
+
+
+def test_parts_of_different_requests_have_no_sum() -> None:
+    host = host_with_parts(gpu=6_000, cpu=300, memory=60)
+    (row,) = host.spans.engines
+    counts = {**row.host.counts, "memory": (20, 2_000)}
+    row = replace(row, host=replace(row.host, counts=counts))
+    lines = drawn(replace(host, spans=replace(host.spans, engines=(row,))), by=ViewSection.SPAN)
+    engine = [line.split() for line in lines if line.startswith("chat llama")][-1]
+    assert engine[-6:] == ["3.00", "J", "-", "-", "-", "engine_metrics"]
 
 
 def test_host_without_known_energy_of_an_engine_has_no_table_of_parts() -> None:
@@ -131,4 +148,4 @@ def test_view_with_parts_fits_the_terminal(height: int, width: int) -> None:
     )
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
-    assert any("HOST" in line for line in lines) == (height >= 60)
+    assert any(line.startswith("HO") for line in lines) == (height >= 60)

@@ -188,14 +188,13 @@ HOST_PARTS: Sequence[str] = (HwType.GPU, HwType.CPU, HwType.MEMORY, IDLE_PART)
 
 
 def _host(use: SpanUsage) -> dict[str, Any]:
-    """The energy on the whole host of requests of which all parts are known; None without any."""
-    whole = use.host.get(HwType.GPU)
-    if whole is None:
+    """The energy on the whole host by part, each with its requests; None without any."""
+    if not use.host:
         return {"host": None}
     return {
         "host": {
-            "requests": whole.requests,
-            "output_tokens": whole.tokens_out,
+            "requests_by_part": {part: one.requests for part, one in use.host.items()},
+            "output_tokens_by_part": {part: one.tokens_out for part, one in use.host.items()},
             "microjoules_by_part": {part: one.energy for part, one in use.host.items()},
             "method": EQUAL_PARTS,
             "uncertainty_microjoules": None,
@@ -335,14 +334,14 @@ def _division_cells(use: SpanUsage | None) -> ReportRow:
 
 
 def _host_cells(use: SpanUsage | None) -> ReportRow:
-    """The energy on the whole host by part, and its requests and tokens; None if it is unknown."""
-    found = {} if use is None else use.host
-    whole = found.get(HwType.GPU)
-    return {
-        "host_requests": whole and whole.requests,
-        "host_tokens_output": whole and whole.tokens_out,
-        **{f"host_{part}_uj": found[part].energy if part in found else None for part in HOST_PARTS},
-    }
+    """The energy on the whole host by part, with its requests and tokens; None if it is unknown."""
+    cells: ReportRow = {}
+    for part in HOST_PARTS:
+        found = None if use is None else use.host.get(part)
+        cells[f"host_{part}_uj"] = found and found.energy
+        cells[f"host_{part}_requests"] = found and found.requests
+        cells[f"host_{part}_tokens_output"] = found and found.tokens_out
+    return cells
 
 
 def _split_row(line: BreakdownLine) -> ReportRow:
@@ -404,16 +403,11 @@ def parquet_bytes(rows: Sequence[ReportRow]) -> bytes:
     return out.getvalue()
 
 
-_COUNTS = frozenset(
-    (
-        *("calls", "requests", "tokens_input", "tokens_output", "in_cover"),
-        *("host_requests", "host_tokens_output"),
-    )
-)
+_COUNTS = "calls", "requests", "tokens_input", "tokens_output", "in_cover"
 
 
 def _cell_type(name: str) -> Any:
-    if name in _COUNTS or name.startswith("divided_by_") or name.endswith("_uj"):
+    if name.startswith("divided_by_") or name.endswith(("_uj", *_COUNTS)):
         return int
     is_float = name.endswith(("seconds", "_j")) or name.startswith((f"{COST}_", f"{CARBON}_"))
     return float if is_float else str

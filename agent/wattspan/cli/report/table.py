@@ -24,7 +24,7 @@ from wattspan.cli.report import UNITS
 from wattspan.cli.report.export import HOST_PARTS, rated_parts
 from wattspan.footprint.cost import BILLION
 from wattspan.inference.division import DivisionMethod
-from wattspan.model import Certainty, HwType, Provenance, StaticBasis
+from wattspan.model import IDLE_PART, Certainty, HwType, Provenance, StaticBasis
 from wattspan.storage.breakdown import Breakdown, BreakdownLine, BreakdownSection, worst_provenance
 from wattspan.storage.database import DAY, HOUR, MINUTE
 from wattspan.storage.deltas import MODEL, PROCESS, SPAN, SpanUsage, total_split
@@ -220,18 +220,21 @@ def _host_columns(uses: Iterable[SpanUsage | None]) -> Iterator[TableColumn]:
     known = {part for use in uses if use is not None for part in use.host}
     for part in (one for one in HOST_PARTS if one in known):
         yield TableColumn(f"{part} J/request", partial(_host_each, [part], "requests"))
-    if known:
+    if known > {HwType.GPU}:  # not of one hardware type only
         yield TableColumn("host J/request", partial(_host_each, HOST_PARTS, "requests"))
         yield TableColumn("host J/token", partial(_host_each, HOST_PARTS, "tokens_out"))
 
 
-def _host_each(parts: Iterable[str], of: str, line: BreakdownLine) -> str:
+def _host_each(parts: Sequence[str], of: str, line: BreakdownLine) -> str:
+    """One part, or the sum of all: unknown for parts of different requests, or a lower bound."""
     if line.usage is None:
         return ""
-    found = [line.usage.host[part] for part in parts if part in line.usage.host]
-    if not found:
+    host = line.usage.host
+    found = [host[part] for part in parts if part in host]
+    if len({(one.requests, one.tokens_out) for one in found}) != 1:
         return UNKNOWN
-    return energy_each(sum(one.energy for one in found), getattr(found[0], of))
+    text = energy_each(sum(one.energy for one in found), getattr(found[0], of))
+    return at_least(text, bounded=len(parts) > 1 and HwType.MEMORY not in host)
 
 
 def _energy_each(line: BreakdownLine, parts: int) -> str:
@@ -273,14 +276,17 @@ def _division_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
 
 
 def _host_notes(lines: Iterable[BreakdownLine]) -> Iterator[str]:
-    """The requests of the energy on the whole host, its method and its uncertainty."""
-    used = [line.usage for line in lines if line.usage is not None]
-    known = sum(use.host[HwType.GPU].requests for use in used if use.host)
-    if known:
-        yield ""
-        yield f"Energy by part, and of the host, is that of {_requests(known)} of which all parts"
-        yield "are known. Requests of an instant have equal parts of CPU, memory and idle"
-        yield "energy; its uncertainty is unknown."
+    """The requests of the energy on the whole host, its missing parts, method and uncertainty."""
+    hosts = [line.usage.host for line in lines if line.usage is not None and line.usage.host]
+    if not hosts:
+        return
+    known = sum(max(part.requests for part in host.values()) for host in hosts)
+    yield ""
+    yield f"Energy by part, and of the host, is that of {_requests(known)} of which the CPU and all"
+    yield "parts that are counted are known. Requests of an instant have equal parts of CPU, memory"
+    yield "and idle energy; its uncertainty is unknown."
+    if missing := [p for p in (HwType.MEMORY, IDLE_PART) if any(p not in host for host in hosts)]:
+        yield f"Not counted for some of them, and not in the host's energy: {', '.join(missing)}."
 
 
 class _DomainRow(NamedTuple):

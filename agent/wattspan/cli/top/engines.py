@@ -83,15 +83,16 @@ def host_rows(document: SnapshotDocument) -> list[HostRow]:
 
 
 def host_columns() -> list[TableColumn]:
-    """Joules of a request by part, of a request and of a token, and the method of the parts.
+    """Joules of a request by part, of a request and a generated token, and the parts' method.
 
-    The energy of engines is with the time in which they wait. Its uncertainty is unknown.
+    The energy of engines is with the time in which they wait. Its uncertainty is unknown. Parts of
+    different requests have no sum; without a counter of the memory it is a lower bound.
     """
     return [
         TableColumn("HOST J/request", _host_name, left=True, ratio=3),
         *(TableColumn(title, partial(_joules_of_part, part)) for part, title in _PARTS.items()),
-        TableColumn("sum", lambda row: _sum(row.energy and row.energy.request_joules)),
-        TableColumn("J/token", lambda row: _sum(row.energy and row.energy.token_joules)),
+        TableColumn("sum", partial(_sum, "request_joules")),
+        TableColumn("J/token out", partial(_sum, "output_token_joules")),
         TableColumn("method", lambda row: row.energy.method if row.energy else "", left=True),
     ]
 
@@ -105,5 +106,9 @@ def _joules_of_part(part: str, row: HostRow) -> str:
     return formatting.UNKNOWN if joules is None else formatting.energy_each(joules * 1e6, 1)
 
 
-def _sum(parts: Mapping[str, float] | None) -> str:
-    return formatting.energy_each(sum(parts.values()) * 1e6, 1) if parts else formatting.UNKNOWN
+def _sum(figure: str, row: HostRow) -> str:
+    if row.energy is None or not row.energy.alike:
+        return formatting.UNKNOWN
+    parts: Mapping[str, float] = getattr(row.energy, figure)
+    text = formatting.energy_each(sum(parts.values()) * 1e6, 1) if parts else formatting.UNKNOWN
+    return formatting.at_least(text, bounded=row.energy.bounded)
