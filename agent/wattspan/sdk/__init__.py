@@ -84,7 +84,8 @@ _WATCH_REQUEST = (
 )
 
 
-KEPT_WINDOWS, READ_TOGETHER = 8192, 1024
+KEPT_WINDOWS, READ_TOGETHER, OLD_READ_TOGETHER = 8192, 1024, 256
+"""Numbers of windows; agents of earlier releases refuse more than the last in one question."""
 
 
 class UnreadWindows:
@@ -98,6 +99,7 @@ class UnreadWindows:
     def __init__(self) -> None:
         self._all: deque[ref[Any]] = deque(maxlen=KEPT_WINDOWS)
         self._of: dict[Hashable, deque[ref[Any]]] = {}  # by kind of the values
+        self._together = READ_TOGETHER
 
     def add(self, window: Any) -> None:
         """Add a window at its end."""
@@ -110,7 +112,8 @@ class UnreadWindows:
     ) -> Any:
         """The answer for ``window`` by a question for several periods, its own first.
 
-        Without an answer, periods at the end are asked for again. None if no other window is
+        Without an answer, periods at the end are asked for again; an agent that refuses so many is
+        asked for fewer from then on. None if no other window is
         unread, or for a MeasurementError: then it is to be read alone. AgentBusyError.
         """
         from contextlib import suppress
@@ -119,7 +122,7 @@ class UnreadWindows:
             unread = self._of[kind] = deque(self._all, KEPT_WINDOWS)
         found = [window]
         with suppress(IndexError):  # there are no more
-            while len(found) < READ_TOGETHER:
+            while len(found) < self._together:
                 if (one := unread.popleft()()) not in (None, window):
                     found.append(one)
         if len(found) == 1:
@@ -129,6 +132,12 @@ class UnreadWindows:
         except AgentBusyError:
             unread.extendleft(map(ref, reversed(found)))
             raise
+        except RefusedError:
+            if len(found) <= OLD_READ_TOGETHER:
+                return None
+            self._together = OLD_READ_TOGETHER
+            unread.extendleft(map(ref, reversed(found)))
+            return self.read(window, kind, ask)
         except MeasurementError:
             return None
         pairs = zip(found, answers, strict=False)

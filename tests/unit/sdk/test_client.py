@@ -973,6 +973,24 @@ def test_failed_question_for_several_windows_leaves_each_to_be_read_alone() -> N
     assert unread.read(windows[0], "", ask) is None
 
 
+def test_agent_of_an_earlier_release_is_asked_for_fewer_windows() -> None:
+    unread, sizes = UnreadWindows(), list[int]()
+    windows = [Read(end) for end in range(1, READ_TOGETHER + 1)]
+    for one in windows:
+        unread.add(one)
+
+    def ask(periods: list[tuple[int, int]]) -> list[int]:
+        sizes.append(len(periods))
+        if len(periods) > 256:
+            raise wattspan.sdk.RefusedError("Expected `array` of length <= 256")
+        return [end for _, end in periods]
+
+    for one in windows[5:] + windows[:5]:
+        assert one.answers or unread.read(one, "", ask) == one.end
+    assert sizes == [READ_TOGETHER, 256, 256, 256, 256]
+    assert all(one.answers == [one.end] for one in windows)
+
+
 def test_windows_without_an_answer_are_asked_for_again() -> None:
     unread, windows, answers = UnreadWindows(), [Read(1), Read(2), Read(3)], [1]
 
