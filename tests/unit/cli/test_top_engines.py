@@ -140,6 +140,13 @@ def test_host_without_known_energy_of_an_engine_has_no_table_of_parts() -> None:
     assert not any("HOST J/request" in line for line in lines)
 
 
+@pytest.mark.parametrize(("height", "shown"), [(24, False), (60, True)])
+def test_parts_are_in_the_view_of_all_sections_if_there_is_room(height: int, shown: bool) -> None:
+    lines = drawn(host_with_parts(gpu=6_000, cpu=300), height=height, keys=True)
+    assert any("HOST J/request" in line for line in lines) == shown
+    assert len(lines) <= height
+
+
 @pytest.mark.parametrize("width", [60, 80, 140])
 @pytest.mark.parametrize("height", [16, 24, 60])
 def test_view_with_parts_fits_the_terminal(height: int, width: int) -> None:

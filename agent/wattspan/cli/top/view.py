@@ -144,7 +144,7 @@ _SECTIONS = {
     ViewSection.PROCESS: "processes",
 }
 _BRIEF = _RowBudget(None, 8, 12, 8, None, 8, 8, 8)
-_MOST_MODELS = 3  # of a terminal's lines, among all sections; so many engines
+_MOST_MODELS = 3  # of a terminal's lines, among all sections; so many engines and parts
 
 
 def _allot_rows(
@@ -170,7 +170,7 @@ def _allot_rows(
             hosts=most.hosts if rows.hosts else 0,
         )
     left = room - 7  # three headings with a blank line above each, a remainder
-    jobs = spans = models = engines = 0
+    jobs = spans = models = engines = hosts = 0
     if rows.jobs and room >= 3 * TUNING_LINES:
         jobs = min(rows.jobs, max(1, (room // 4 - 2) // job_lines))
         left -= TUNING_LINES - 2 + job_lines * jobs
@@ -183,12 +183,16 @@ def _allot_rows(
     if rows.engines and left >= 20:
         engines = min(rows.engines, _MOST_MODELS)
         left -= engines + 2
+    if rows.hosts and left >= 20:
+        hosts = min(rows.hosts, _MOST_MODELS)
+        left -= hosts + 2
     left = max(0, left)
     devices = min(rows.devices or 0, max(1, left // 2))
     groups = min(rows.groups or 0, max(1, (left - devices) // 3))
     processes = max(1, left - devices - groups)
     # An empty table of devices or groups has a line that tells why.
-    return _RowBudget(max(1, devices), max(1, groups), processes, spans, jobs, models, engines)
+    named = max(1, devices), max(1, groups), processes
+    return _RowBudget(*named, spans, jobs, models, engines, hosts)
 
 
 def _allot_span_rows(room: int | None, rows: _RowBudget) -> _RowBudget:
