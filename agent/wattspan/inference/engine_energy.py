@@ -56,6 +56,13 @@ MAX_DOUBT = 0.5
 MOST_MODELS = 4
 """Models of a page among which its energy is divided: each one makes the regression larger."""
 
+LEARNED_TOGETHER = 900 * SECOND
+"""The least time to learn from for figures of engines beside others.
+
+Their times of work are those of 120 intervals, and depend on each other under load. In emulations
+of 10 to 25 minutes, earlier ranges were up to six times too narrow.
+"""
+
 _COUNTED = (Figure.ITERATIONS, Figure.PROMPTS, Figure.COMPUTED, Figure.OUTPUT)
 """The work by which energy is divided."""
 
@@ -147,6 +154,7 @@ class EngineEnergy:
         self._busy = BusyTime()
         self._labels: tuple[str, ...] = ("",)  # of the engines on its boards
         self._idle_energy = self._idle_time = 0.0  # while the engine waited
+        self._learned_time = 0.0
         self._before: deque[tuple[Mapping[str, TokenWork], float, float]] = deque(maxlen=_PAST)
         self._prompts = self._prompt_tokens = 0.0  # of all intervals
         self._shown = 0, EngineFigures()  # the newest figures, and the end of their window
@@ -160,8 +168,8 @@ class EngineEnergy:
     def restart(self) -> None:
         """Begin to learn anew as well: the engine is another one, or on other boards."""
         self.skip()
-        self._model, self._idle_energy, self._idle_time = TokenPowerModel(), 0.0, 0.0
-        self._busy = BusyTime(len(self._labels))
+        self._model, self._busy = TokenPowerModel(), BusyTime(len(self._labels))
+        self._idle_energy = self._idle_time = self._learned_time = 0.0
 
     def add(self, interval: EngineInterval) -> None:
         """Add the next interval."""
@@ -210,6 +218,7 @@ class EngineEnergy:
         The power of the same work drifts by some percent in minutes, as the load does.
         """
         seconds = length / SECOND
+        self._learned_time += length
         row = {
             label: work._replace(active=0.0 if label else seconds) for label, work in works.items()
         }
@@ -330,7 +339,8 @@ class EngineEnergy:
         doubt += sum(each.doubt for each in intervals)  # in one direction
         measured = Estimate(common, doubt if self._alone else inf)
         works = _sums(window)
-        if not works or not self._is_learned(works):
+        sure = self._alone or self._learned_time >= LEARNED_TOGETHER
+        if not works or not sure or not self._is_learned(works):
             return measured, None
         own, *others = self._of_works(works)
         modelled = own + sum(others)

@@ -13,6 +13,7 @@ from testbed.serving_engines import BEGIN, ServingEngine, run_engines, single
 
 from wattspan.inference.busy_time import BusyTime, PhaseTimes
 from wattspan.inference.engine_energy import (
+    LEARNED_TOGETHER,
     EngineEnergy,
     EngineFigures,
     EngineInterval,
@@ -464,7 +465,7 @@ def test_engines_on_the_same_boards_are_divided_by_their_work() -> None:
     sums = {name: dict.fromkeys(("batched", "passes", "decoded", "prompts"), 0) for name in cost}
     before = {name: _read(SGLANG, running=4, **each) for name, each in sums.items()}
     energies, counted = ({name: list[float]() for name in cost} for _ in range(2))
-    for number in range(90):
+    for number in range(200):
         part, common = chance.uniform(0.2, 0.8), 0.0
         done = {}
         for name, time in (("a", 5.0 * part), ("b", 5.0 * (1 - part))):
@@ -484,6 +485,8 @@ def test_engines_on_the_same_boards_are_divided_by_their_work() -> None:
             times = number * 5 * SECOND, (number + 1) * 5 * SECOND
             whole = Microjoules(round(common))
             half = Microjoules(round(common / 2))
+            if number < LEARNED_TOGETHER // (5 * SECOND):
+                assert not accounts[name].figures().tokens
             accounts[name].add(
                 EngineInterval(
                     *times, half, (0.0, 0.0), done[name], 0.0, ((other, done[other]),), whole

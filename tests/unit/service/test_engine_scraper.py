@@ -792,7 +792,7 @@ def test_models_of_one_page_that_counts_their_iterations_have_figures(boards: in
         return HttpAnswer(200, joined(*bodies)) if path == "/metrics" else HttpAnswer(404, b"")
 
     stage.pages._answer = answer
-    for _ in range(80):
+    for _ in range(200 if boards == 1 else 20):
         stage.scraper.turn()
         one = chance.randint(50, 400)
         done["a"], done["b"] = done["a"] + one, done["b"] + (500 - one) // 3
@@ -848,10 +848,10 @@ def test_engines_of_one_owner_on_one_board_have_the_energy_of_their_work() -> No
     for at, stage in enumerate(stages):
         stage.pages._answer = answers(at)
     first = [0, 0]
-    for number in range(80):
+    for number in range(200):
         for stage in stages:
             stage.scraper.turn()
-        if number == 67:
+        if number == 187:
             first = list(done)
         one = chance.randint(50, 400)
         done[0], done[1] = done[0] + one, done[1] + (500 - one) // 3
