@@ -566,8 +566,9 @@ def test_status_reports_a_missing_capper(tmp_path: Path) -> None:
 
 def test_capper_memory_is_small(capper: CapperProcess) -> None:
     status = Path(f"/proc/{capper.process.pid}/status").read_text()
-    resident = int(status.split("VmRSS:")[1].split()[0])
-    assert resident < 40_000, f"{resident} kB"
+    # Its own pages: how many of the shared files are mapped depends on the kernel's page cache.
+    own = int(status.split("RssAnon:")[1].split()[0])
+    assert own < 30_000, f"{own} kB"
     assert "Threads:\t1\n" in status
 
 
