@@ -12,6 +12,7 @@ from wattspan.inference.engine_metrics import (
     MAX_LABELS_OF_PAGE,
     MAX_SAMPLES,
     PAGES,
+    KnownSeries,
     PageError,
     progress,
     read_page,
@@ -78,6 +79,19 @@ def test_scan_finds_what_the_parser_finds(
 ) -> None:
     lines = [_line(name + beside, labels, value) for name, beside, labels, value in samples]
     assert _scanned("\n".join(lines).encode()) == _judged(lines)
+
+
+@given(SAMPLES, st.lists(st.tuples(SAMPLES, st.sampled_from(["", " 1700000000000"])), max_size=3))
+def test_series_of_the_page_before_change_no_sample(
+    first: list[tuple[str, str, dict[str, str], float]],
+    changes: list[tuple[list[tuple[str, str, dict[str, str], float]], str]],
+) -> None:
+    known = KnownSeries()
+    for more, time in [([], ""), *changes, ([], "")]:
+        lines = [_line(name + beside, labels, 7) for name, beside, labels, _ in first]
+        lines += [_line(name, labels, value) + time for name, _, labels, value in more]
+        body = "\n".join(lines).encode()
+        assert scan(body, NAMES, known) == scan(body, NAMES)
 
 
 @given(SAMPLES, st.lists(st.tuples(st.integers(0, 20), JUNK), max_size=8))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wattspan.inference.engine_metrics import OtherPageError, page_paths, scan
+from wattspan.inference.engine_metrics import KnownSeries, OtherPageError, page_paths, scan
 
 
 @pytest.mark.parametrize("body", [b"<!doctype html>", b' \n{"status": "ok"}', b"[]"])
@@ -15,3 +15,11 @@ def test_page_that_a_reading_drains_is_asked_for_last() -> None:
     assert page_paths("tensorrt-llm") == ("/prometheus/metrics",)
     assert page_paths("vllm") == ("/metrics",)
     assert page_paths("auto") == ("/prometheus/metrics", "/metrics")
+
+
+def test_series_of_the_last_page_are_known_without_times() -> None:
+    name, known = "vllm:prompt_tokens_total", KnownSeries()
+    for page in (b'%s{engine="0"} 1\n%s{engine="1"} 2 1700000000000', b'%s{engine="0"} 3\n%s 4'):
+        body = page % (name.encode(), name.encode())
+        assert scan(body, [name], known) == scan(body, [name])
+    assert set(known) == {b'vllm:prompt_tokens_total{engine="0"}', b"vllm:prompt_tokens_total"}
