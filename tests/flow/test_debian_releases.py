@@ -128,7 +128,7 @@ def test_pipx_installs_the_command(checkout: Checkout, file: str) -> None:
 
 @pytest.fixture
 def bare(checkout: Checkout) -> Iterator[Path]:
-    """What sets an environment up, without one."""
+    """A folder with the files that make an environment, without one."""
     folder = Path("/srv/bare")
     checkout.run("mkdir", folder)
     checkout.run("cp", "-r", "scripts", "requirements", "pyproject.toml", folder)

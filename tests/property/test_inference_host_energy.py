@@ -175,7 +175,7 @@ class _Engines:
             self._shares.update(each.host.energy)
 
     def counts(self) -> list[set[int]]:
-        """How often a step of a process was divided, for each part of the energy."""
+        """The numbers of divisions that steps have had, for CPU and memory."""
         self._settle(1000 * SECOND)
         wholes, digits = (
             map(self._shares.__getitem__, ("cpu", "memory")),

@@ -91,7 +91,7 @@ class _FrameFilter:
         self._head = b""  # of a frame, too short to be known
 
     def without_goaways(self, data: bytes) -> tuple[bytes, list[int]]:
-        """What h2 shall read of ``data``, and the error codes of valid GOAWAY frames."""
+        """The part of ``data`` for h2, and the error codes of valid GOAWAY frames."""
         passed, codes, at = bytearray(), list[int](), 0
         data = self._head + data
         while True:
