@@ -62,8 +62,9 @@ class Series(NamedTuple):
 class EnginePage:
     """The page of an engine from a version on.
 
-    ``only`` are names that this page has and no other engine's; ``never`` are prefixes of names
-    that others have which reuse its names. ``without`` are names of a newer version. ``ranks`` are
+    ``only`` are names that together no other engine's page has, the last of which tells this one
+    where the kind is named; ``never`` are prefixes of names that others have which reuse its names.
+    ``without`` are names of a newer version. ``ranks`` are
     labels by which the same tokens appear several times. ``cached`` says whether the counter of
     prompt tokens includes those from the prefix cache, ``first`` whether that of generated tokens
     includes the first one of a request. ``mixed``: prompts are computed beside generated tokens;
@@ -100,7 +101,7 @@ _VLLM = {
     Figure.RUNNING: Series("vllm:num_requests_running"),
 }
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
-_VLLM_MARKS = ("vllm:cache_config_info", "vllm:iteration_tokens_total_count")  # Triton has the last
+_VLLM_MARKS = ("vllm:iteration_tokens_total_count", "vllm:cache_config_info")
 _REUSED = ("mlx_serve:", "atom:", "sglang:")
 _SGLANG_TOKENS = "sglang:realtime_tokens_total"
 _SGLANG_RANKS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank"})
@@ -130,7 +131,7 @@ PAGES = (
     ),
     EnginePage(
         "vllm", "without it (0.10)", Moves.ITERATION, True, _VLLM,
-        only=_VLLM_MARKS, never=_REUSED, without=(_BY_SOURCE,),
+        only=(*_VLLM_MARKS, "vllm:generation_tokens_total"), never=_REUSED, without=(_BY_SOURCE,),
         note="`prefix_cache_hits` counts waiting requests again: not read",
     ),
     EnginePage(

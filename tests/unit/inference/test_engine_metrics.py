@@ -2,7 +2,13 @@
 
 import pytest
 
-from wattspan.inference.engine_metrics import KnownSeries, OtherPageError, page_paths, scan
+from wattspan.inference.engine_metrics import (
+    KnownSeries,
+    OtherPageError,
+    page_paths,
+    read_page,
+    scan,
+)
 
 
 @pytest.mark.parametrize("body", [b"<!doctype html>", b' \n{"status": "ok"}', b"[]"])
@@ -23,3 +29,9 @@ def test_series_of_the_last_page_are_known_without_times() -> None:
         body = page % (name.encode(), name.encode())
         assert scan(body, [name], known) == scan(body, [name])
     assert set(known) == {b'vllm:prompt_tokens_total{engine="0"}', b"vllm:prompt_tokens_total"}
+
+
+@pytest.mark.parametrize("mark", ["cache_config_info", "iteration_tokens_total_count", "other"])
+def test_page_of_a_named_kind_needs_no_marks_of_it(mark: str) -> None:
+    page = f"vllm:{mark} 1\nvllm:prompt_tokens_total 2\nvllm:generation_tokens_total 3"
+    assert read_page(page.encode(), "vllm").page.kind == "vllm"
