@@ -144,6 +144,7 @@ _SECTIONS = {
     ViewSection.PROCESS: "processes",
 }
 _BRIEF = _RowBudget(None, 8, 12, 8, None, 8, 8, 8)
+_OF_MODELS = "models", "engines", "hosts"
 _MOST_MODELS = 3  # of a terminal's lines, among all sections; so many engines and parts
 
 
@@ -163,52 +164,40 @@ def _allot_rows(
     if room is None:
         most = _BRIEF if options.brief else _RowBudget(*[None] * len(_RowBudget._fields))
         return most._replace(
-            spans=most.spans if rows.spans else 0,
-            jobs=most.jobs if rows.jobs else 0,
-            models=most.models if rows.models else 0,
-            engines=most.engines if rows.engines else 0,
-            hosts=most.hosts if rows.hosts else 0,
+            **{one: 0 for one in ("spans", "jobs", *_OF_MODELS) if not getattr(rows, one)}
         )
     left = room - 7  # three headings with a blank line above each, a remainder
-    jobs = spans = models = engines = hosts = 0
+    jobs = spans = 0
     if rows.jobs and room >= 3 * TUNING_LINES:
         jobs = min(rows.jobs, max(1, (room // 4 - 2) // job_lines))
         left -= TUNING_LINES - 2 + job_lines * jobs
     if rows.spans and left >= 20:
         spans = min(rows.spans, left // 5)
         left -= spans + 3
-    if rows.models and left >= 20:
-        models = min(rows.models, _MOST_MODELS)
-        left -= models + 2
-    if rows.engines and left >= 20:
-        engines = min(rows.engines, _MOST_MODELS)
-        left -= engines + 2
-    if rows.hosts and left >= 20:
-        hosts = min(rows.hosts, _MOST_MODELS)
-        left -= hosts + 2
+    of_models = dict.fromkeys(_OF_MODELS, 0)
+    for section in _OF_MODELS:
+        if (wanted := getattr(rows, section)) and left >= 20:
+            of_models[section] = min(wanted, _MOST_MODELS)
+            left -= of_models[section] + 2
     left = max(0, left)
     devices = min(rows.devices or 0, max(1, left // 2))
     groups = min(rows.groups or 0, max(1, (left - devices) // 3))
     processes = max(1, left - devices - groups)
     # An empty table of devices or groups has a line that tells why.
     named = max(1, devices), max(1, groups), processes
-    return _RowBudget(*named, spans, jobs, models, engines, hosts)
+    return _RowBudget(*named, spans, jobs, **of_models)
 
 
 def _allot_span_rows(room: int | None, rows: _RowBudget) -> _RowBudget:
     """A quarter of ``room`` lines each to engines, models and their parts, if there is room."""
-    models, engines, hosts = (rows.models, rows.engines, rows.hosts) if room is None else (0, 0, 0)
-    if room is not None and rows.engines and room >= 12:
-        engines = min(rows.engines, room // 4)
-        room -= engines + 2
-    if room is not None and rows.models and room >= 12:
-        models = min(rows.models, room // 4)
-        room -= models + 2
-    if room is not None and rows.hosts and room >= 12:
-        hosts = min(rows.hosts, room // 4)
-        room -= hosts + 2
-    spans = None if room is None else max(1, room - 3)
-    return _RowBudget(spans=spans, models=models, engines=engines, hosts=hosts)
+    if room is None:
+        return _RowBudget(spans=None, **{one: getattr(rows, one) for one in _OF_MODELS})
+    of_models = dict.fromkeys(_OF_MODELS, 0)
+    for section in ("engines", "models", "hosts"):
+        if (wanted := getattr(rows, section)) and room >= 12:
+            of_models[section] = min(wanted, room // 4)
+            room -= of_models[section] + 2
+    return _RowBudget(spans=max(1, room - 3), **of_models)
 
 
 # ---------------------------------------------------------------------------- above the tables
