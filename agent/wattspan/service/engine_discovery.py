@@ -12,7 +12,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -31,7 +30,7 @@ from wattspan.inference.engine_metrics import (
 )
 from wattspan.model import SECOND, Consumer
 from wattspan.ports import Clock
-from wattspan.processes.inspector import ProcessInspector
+from wattspan.processes.inspector import ProcessInspector, TcpListener, listening_sockets
 from wattspan.processes.metadata import starts_others
 from wattspan.service.process_families import ProcessFamilies
 from wattspan.util.http_get import OK, FetchError, KeptConnection
@@ -47,7 +46,6 @@ _LASTS = 60 * SECOND
 
 _MAX_DESCRIPTORS = 1 << 16
 _MAX_MAPS = 8 << 20
-_LISTENING = "0A"
 _NEEDS_TOKEN = frozenset({401, 403})
 _GPU = re.compile(r"/(nvidia[0-9]+|dri/renderD[0-9]+|kfd|accel/accel[0-9]+)")
 _DRAINS = re.compile(rb"tensorrt_llm|trtllm")
@@ -215,11 +213,8 @@ class EngineDiscovery:
     def _listeners(self, process: str) -> list[_Listener]:
         """The listeners in the network namespace of a process."""
         found: dict[str, _Listener] = {}
-        for table in ("tcp", "tcp6"):
-            with suppress(OSError):
-                text = Path(f"{self._root}/{process}/net/{table}").read_text("ascii")
-                for one in filter(None, map(_listener, text.splitlines()[1:])):
-                    found.setdefault(one.address, one)
+        for one in map(_listener, listening_sockets(Path(self._root, process, "net"))):
+            found.setdefault(one.address, one)
         return sorted(found.values(), key=lambda one: one.port)
 
     def _in_other_namespaces(self, own: str) -> Iterator[LeftOut]:
@@ -319,21 +314,13 @@ def _link(path: str) -> str:
         return ""
 
 
-def _listener(line: str) -> _Listener | None:
-    """The listener of a line of ``/proc/net/tcp`` or ``tcp6``, at an address to connect to."""
-    words = line.split()
-    if len(words) < 10 or words[3] != _LISTENING:
-        return None
-    packed, _, port = words[1].partition(":")
-    raw = bytes.fromhex(packed)
-    # Each 32 bits are in the byte order of the machine.
-    if sys.byteorder == "little":
-        raw = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
-    address = ipaddress.ip_address(raw)
+def _listener(found: TcpListener) -> _Listener:
+    """A listener at an address to connect to."""
+    address, port, owner = found
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     host = "127.0.0.1" if address.is_unspecified else str(address)
-    return _Listener(host, int(port, 16), int(words[9]))
+    return _Listener(host, port, owner.inode)
 
 
 def fragment(engine: FoundEngine) -> str:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import socket
-import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -26,7 +24,6 @@ from wattspan.ports import ConfigError
 from wattspan.service.configuration import metrics_destination, run_directory, second_listener
 
 CONNECT_TIMEOUT = 1.0  # seconds
-_LISTENING = "0A"  # the state in /proc/net/tcp
 
 
 def listen_error(listen: Listen) -> str | None:
@@ -190,15 +187,12 @@ def _have_one_owner(*listens: Listen) -> bool:
 
 def _listening_user(listen: Listen) -> int | None:
     """The user whose socket listens at an address of this host; None for an unknown one."""
-    raw = ipaddress.ip_address(listen.host).packed
-    # Each 32 bits are in the byte order of the machine.
-    words = "".join(f"{word:08X}" for word in struct.unpack(f"={len(raw) // 4}I", raw))
-    local = f"{words}:{listen.port:04X}"
-    with contextlib.suppress(OSError):
-        table = Path("/proc/net/tcp6" if len(raw) == 16 else "/proc/net/tcp")
-        for fields in map(str.split, table.read_text("ascii").splitlines()):
-            if (fields[1], fields[3]) == (local, _LISTENING):
-                return int(fields[7])
+    from wattspan.processes.inspector import listening_sockets  # heavy for `--help`
+
+    address = ipaddress.ip_address(listen.host)
+    for *end, owner in listening_sockets(Path("/proc/self/net")):
+        if end == [address, listen.port]:
+            return owner.user
     return None
 
 
