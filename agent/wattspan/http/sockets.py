@@ -53,7 +53,7 @@ def listen_tcp(
 def other_loopback(listen: Listen) -> Listen | None:
     """The address of IPv6 of "localhost", which its clients try first; None for others.
 
-    Whoever listens there in place of the agent receives what is meant for it.
+    A program that listens there in place of the agent receives what is meant for it.
     """
     if listen.host != "127.0.0.1" or not listen.port:
         return None

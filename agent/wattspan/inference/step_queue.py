@@ -121,7 +121,7 @@ class StepQueue:
     def front(self, lost: int) -> int:
         """The time up to which all is divided.
 
-        That is ``lost``, less the length of a step, if no step has come since then.
+        Without a step since ``lost``, that time less the length of a step counts as divided.
         """
         return self.divided if self.steps else max(self.divided, lost - self.length)
 
