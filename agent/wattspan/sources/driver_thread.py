@@ -261,7 +261,7 @@ class DriverThreadSource:
         if self._thread is not None and self._late_call is None:
             self._thread.join(self._settings.deadline / 1e9)
 
-    def deliver(self, batch: Batch) -> None:
+    def _keep(self, batch: Batch) -> None:
         """Keep the results of a sample for the next ``read``."""
         with self._lock:
             self._domains = batch.domains
@@ -334,7 +334,7 @@ class DriverThreadSource:
             interval, now = self._interval, self._clock.monotonic()
             late = now - last - interval
             if late >= 0:
-                self.deliver(self._session.sample(interval))
+                self._keep(self._session.sample(interval))
                 last = now if late >= interval else last + interval  # missed samples are skipped
             elif readings := self._session.read_between(now):
                 with self._lock:
