@@ -31,8 +31,8 @@ from wattspan.inference.host_energy import (
     EngineHost,
     HostCounter,
     HostShare,
+    ReadMarks,
 )
-from wattspan.inference.host_marks import ReadMarks
 from wattspan.inference.requests import MAX_ACTIVE, DecodeProgress, InferenceRequest, work_in
 from wattspan.inference.step_queue import StepQueue
 from wattspan.inference.token_power import (

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from wattspan.attribution.division import split
-from wattspan.inference.host_marks import ReadMarks
 from wattspan.inference.requests import ActiveClock, InferenceRequest
 from wattspan.inference.step_queue import StepQueue
 from wattspan.model import SECOND, HwType
@@ -65,6 +64,46 @@ class _WaitingPower:
     @property
     def power(self) -> float:
         return self.energy / self.seconds if self.seconds else 0.0
+
+
+class ReadMarks:
+    """The times up to which the energy of processes was taken, by counter, in nanoseconds.
+
+    An engine may be released and return, its processes may come to another engine, and counter
+    steps are read again for earlier requests. A process that leaves an engine has a mark for each
+    counter: the end of the last step that the engine has read. No engine takes its energy from
+    before it.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[Hashable, dict[Hashable, int]] = {}
+
+    def __len__(self) -> int:
+        """The number of processes with a mark."""
+        return len(self._until)
+
+    def set(self, payers: Iterable[Hashable], until: Mapping[Hashable, int]) -> None:
+        """Note the times up to which the energy of some processes was taken; no mark falls."""
+        for payer in payers if until else ():
+            own = self._until.setdefault(payer, {})
+            for counter, time in until.items():
+                own[counter] = max(time, own.get(counter, time))
+
+    def latest(self, payers: Collection[Hashable]) -> dict[Hashable, int]:
+        """The latest mark of each counter among some processes."""
+        found: dict[Hashable, int] = {}
+        for payer in self._until.keys() & payers:
+            for counter, time in self._until[payer].items():
+                found[counter] = max(time, found.get(counter, time))
+        return found
+
+    def expire(self, before: int) -> None:
+        """Remove the marks up to ``before``: no step from before is read again."""
+        self._until = {
+            payer: kept
+            for payer, own in self._until.items()
+            if (kept := {counter: time for counter, time in own.items() if time > before})
+        }
 
 
 class EngineHost:

@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 
 from wattspan.inference.division import RequestDivision
-from wattspan.inference.host_energy import EngineHost, HostCounter, HostShare
-from wattspan.inference.host_marks import ReadMarks
+from wattspan.inference.host_energy import EngineHost, HostCounter, HostShare, ReadMarks
 from wattspan.inference.requests import MAX_ACTIVE, ActiveClock, InferenceRequest
 from wattspan.inference.step_queue import StepQueue
 from wattspan.inference.token_power import TokenPowerModel
@@ -340,3 +339,27 @@ def test_request_waits_for_a_counter_with_long_steps() -> None:
     division.add_host_steps("e", {CPU: _steps(0, 90, 1, length=45)}, S)
     (second,) = division.settle(131 * S, held=True).requests
     assert second.host == ({"cpu": 45_000_000}, True)
+
+
+def test_latest_mark_of_some_processes_is_found_by_counter() -> None:
+    marks = ReadMarks()
+    marks.set("ab", {"cpu": 5, "memory": 6})
+    marks.set("b", {"cpu": 7, "memory": 2})
+    assert marks.latest({"a", "b", "c"}) == {"cpu": 7, "memory": 6}
+    assert marks.latest({"a"}) == {"cpu": 5, "memory": 6}
+    assert marks.latest({"c"}) == {}
+
+
+def test_processes_without_counters_have_no_mark() -> None:
+    marks = ReadMarks()
+    marks.set("a", {})
+    assert len(marks) == 0
+
+
+def test_expired_marks_are_removed() -> None:
+    marks = ReadMarks()
+    marks.set("a", {"cpu": 5, "memory": 6})
+    marks.set("b", {"cpu": 5})
+    marks.expire(5)
+    assert marks.latest("ab") == {"memory": 6}
+    assert len(marks) == 1
