@@ -24,8 +24,7 @@ from wattspan.compat.zeus.framework import (
     sync_execution,
     torch_is_available,
 )
-from wattspan.compat.zeus.monitor import ZeusMonitor
-from wattspan.compat.zeus.processors import (
+from wattspan.compat.zeus.hardware import (
     CpuDramMeasurement,
     CPUs,
     ZeusCPUInitError,
@@ -33,6 +32,7 @@ from wattspan.compat.zeus.processors import (
     get_cpus,
     get_soc,
 )
+from wattspan.compat.zeus.monitor import ZeusMonitor
 from wattspan.compat.zeus.replay import ReplayZeusMonitor
 from wattspan.compat.zeus.trials import (
     measure,

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from wattspan.compat.zeus.monitor import *
     from wattspan.compat.zeus.optimizer import *
     from wattspan.compat.zeus.power import *
-    from wattspan.compat.zeus.processors import *
     from wattspan.compat.zeus.profile import *
     from wattspan.compat.zeus.providers import *
     from wattspan.compat.zeus.replay import *
@@ -77,8 +76,7 @@ _MODULE_OF = {
     **dict.fromkeys(_PROFILE, "profile"),
     **dict.fromkeys((*_POWER_LIMIT, *_CALLBACK, *_BATCH_SIZE, *_BATCH_ERRORS), "optimizer"),
     **dict.fromkeys((*_BASE_ERRORS, *_GPU_LIMIT_ERRORS), "limits"),
-    **dict.fromkeys((*_GPU, "get_gpus"), "hardware"),
-    **dict.fromkeys((*_CPU, *_SOC, *_CHIP_ERRORS, "get_cpus"), "processors"),
+    **dict.fromkeys((*_GPU, "get_gpus", *_CPU, "get_cpus", *_SOC, *_CHIP_ERRORS), "hardware"),
     **dict.fromkeys(_FRAMEWORK, "framework"),
     **dict.fromkeys(_TRIALS, "trials"),
     **dict.fromkeys((*_SCALER, "get_env", "get_ip_lat_long"), "utilities"),
