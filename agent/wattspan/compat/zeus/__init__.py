@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from wattspan.compat.zeus.footprint import *
-    from wattspan.compat.zeus.framework import *
     from wattspan.compat.zeus.hardware import *
     from wattspan.compat.zeus.limits import *
     from wattspan.compat.zeus.metric import *
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from wattspan.compat.zeus.power import *
     from wattspan.compat.zeus.profile import *
     from wattspan.compat.zeus.providers import *
-    from wattspan.compat.zeus.replay import *
     from wattspan.compat.zeus.trials import *
     from wattspan.compat.zeus.utilities import *
 
@@ -61,6 +59,7 @@ _CPU = ("CPU", "CPUs", "CpuDramMeasurement", "ZeusCPUInitError")
 _SOC = ("get_soc", "ZeusSoCInitError")
 _CHIP_ERRORS = ("ZeusBaseCPUError", "ZeusBaseSoCError")
 _SCALER = ("LinearScaler", "SquareRootScaler")
+_SCRIPT = ("get_env", "get_ip_lat_long", "ReplayZeusMonitor")
 _CHECKS = ("torch_is_available", "jax_is_available", "cupy_is_available")
 _RANKS = ("all_reduce", "is_distributed", "get_rank", "get_world_size")
 _FRAMEWORK = (*_CHECKS, "sync_execution", *_RANKS)
@@ -77,10 +76,8 @@ _MODULE_OF = {
     **dict.fromkeys((*_POWER_LIMIT, *_CALLBACK, *_BATCH_SIZE, *_BATCH_ERRORS), "optimizer"),
     **dict.fromkeys((*_BASE_ERRORS, *_GPU_LIMIT_ERRORS), "limits"),
     **dict.fromkeys((*_GPU, "get_gpus", *_CPU, "get_cpus", *_SOC, *_CHIP_ERRORS), "hardware"),
-    **dict.fromkeys(_FRAMEWORK, "framework"),
     **dict.fromkeys(_TRIALS, "trials"),
-    **dict.fromkeys((*_SCALER, "get_env", "get_ip_lat_long"), "utilities"),
-    "ReplayZeusMonitor": "replay",
+    **dict.fromkeys((*_FRAMEWORK, *_SCALER, *_SCRIPT), "utilities"),
 }
 
 ALIASES = {

@@ -230,7 +230,7 @@ def get_gpus(ensure_homogeneous: bool = False) -> GPUs:
     raise ZeusGPUInitError("No GPU is visible to this program; see `wattspan doctor`.")
 
 
-# -------------------------------------------------------------------------------------- processors
+# ----------------------------------------------------------------------------------- processors
 
 
 class ZeusBaseCPUError(ZeusBaseError):

@@ -16,8 +16,8 @@ from statistics import fmean, stdev
 from time import monotonic, sleep
 from typing import Any
 
-from wattspan.compat.zeus.framework import all_reduce, get_rank, get_world_size
 from wattspan.compat.zeus.monitor import ZeusMonitor
+from wattspan.compat.zeus.utilities import all_reduce, get_rank, get_world_size
 from wattspan.sdk import MeasurementError
 
 _log = logging.getLogger("wattspan")

@@ -14,16 +14,6 @@ from typing import Any
 import pytest
 from testbed.metered_devices import MeteredDevices, gpu, package
 
-from wattspan.compat.zeus.framework import (
-    all_reduce,
-    cupy_is_available,
-    get_rank,
-    get_world_size,
-    is_distributed,
-    jax_is_available,
-    sync_execution,
-    torch_is_available,
-)
 from wattspan.compat.zeus.hardware import (
     CpuDramMeasurement,
     CPUs,
@@ -33,12 +23,22 @@ from wattspan.compat.zeus.hardware import (
     get_soc,
 )
 from wattspan.compat.zeus.monitor import ZeusMonitor
-from wattspan.compat.zeus.replay import ReplayZeusMonitor
 from wattspan.compat.zeus.trials import (
     measure,
     profile_cooldown_duration,
     profile_measurement_duration,
     profile_parameters,
+)
+from wattspan.compat.zeus.utilities import (
+    ReplayZeusMonitor,
+    all_reduce,
+    cupy_is_available,
+    get_rank,
+    get_world_size,
+    is_distributed,
+    jax_is_available,
+    sync_execution,
+    torch_is_available,
 )
 from wattspan.sdk import MeasurementError, NotMeasuredError
 
