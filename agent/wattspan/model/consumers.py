@@ -283,22 +283,5 @@ HOST_ROOT = Principal(0)
 
 
 def principal_text(principal: Principal) -> str:
-    """A stable text of a principal, for files; `parse_principal` reads it. Printable ASCII."""
+    """A stable text of a principal, for files: printable ASCII, another one for each principal."""
     return json.dumps(principal, separators=(",", ":"))
-
-
-def parse_principal(text: str) -> Principal:
-    """The principal of a `principal_text`. ValueError for other texts."""
-    try:
-        user, container, pod = json.loads(text)
-        found = Principal(user, container, pod)
-    except (ValueError, TypeError, RecursionError):
-        found = None
-    if found is None or principal_text(found) != text or not _is_principal(found):
-        raise ValueError(f"{text[:100]!r} is not the text of a principal")
-    return found
-
-
-def _is_principal(found: Principal) -> bool:
-    kinds = tuple(map(type, found))
-    return kinds[0] in (int, type(None)) and kinds[1:] == (str, str)

@@ -15,7 +15,6 @@ from wattspan.config.published import PUBLISHED_FILE, PublishedAgent, find_publi
 from wattspan.fleet.coordination import WatchEndedError
 from wattspan.fleet.etcd import EtcdChanges
 from wattspan.fleet.http_client import MemberConnection, RefusedCallError
-from wattspan.model.consumers import parse_principal
 from wattspan.testing import ManualClock
 
 HOSTILE = {
@@ -45,11 +44,6 @@ class Stream:
 def refuse_snapshot(body: bytes, _: Path) -> None:
     with pytest.raises(SnapshotSchemaError):
         decode_snapshot(body)
-
-
-def refuse_principal(body: bytes, _: Path) -> None:
-    with pytest.raises(ValueError, match="principal"):
-        parse_principal(body.decode(errors="replace"))
 
 
 def ignore_published(body: bytes, directory: Path) -> None:
@@ -85,7 +79,7 @@ def test_cause_from_etcd_is_printable_and_bounded(message: object) -> None:
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize(
-    "read", [refuse_snapshot, refuse_principal, ignore_published, name_the_status, end_the_watch]
+    "read", [refuse_snapshot, ignore_published, name_the_status, end_the_watch]
 )
 def test_hostile_json_is_refused(
     body: bytes, read: Callable[[bytes, Path], None], tmp_path: Path
