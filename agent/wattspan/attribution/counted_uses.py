@@ -73,7 +73,6 @@ _CLOCK_DEVIATION = 0.2  # least one of the power of the clock
 _LEAST_FACTOR = 0.1  # of the terms
 _MAX_REMEMBERED = 2000
 _FORGOTTEN = 60 * SECOND  # without counts: the method is another
-_TINY = 1e-12
 
 
 class Terms(NamedTuple):

@@ -80,7 +80,6 @@ class ProcessSpans:
         steps: StepDivider | None = None,
         begin: int = 0,
     ) -> None:
-        self._by_cpu = by_cpu
         self._steps = steps
         self._begin = begin
         self._covered = CoveredTime(stretches)

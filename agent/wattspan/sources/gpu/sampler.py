@@ -481,5 +481,5 @@ class GpuSampler:
         return Failure(self.device.messages.source, thing, trouble, cause, remedy, self.domain.id)
 
 
-def _rounded(step: int, grain: int = MILLISECOND) -> int:
-    return max(grain, round(step / grain) * grain)
+def _rounded(step: int) -> int:
+    return max(MILLISECOND, round(step / MILLISECOND) * MILLISECOND)
