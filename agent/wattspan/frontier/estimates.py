@@ -224,10 +224,9 @@ class Dominance(NamedTuple):
 
     setting: int
     by: int
-    probability: float  # of chance, before the correction for many comparisons
 
 
-def dominated(estimates: SettingEstimates, significance: float = SIGNIFICANCE) -> list[Dominance]:
+def dominated(estimates: SettingEstimates) -> list[Dominance]:
     """The settings that are left out, each with the one that beats it most surely.
 
     A setting is left out only if another one is faster *and* uses less energy beyond chance.
@@ -247,14 +246,14 @@ def dominated(estimates: SettingEstimates, significance: float = SIGNIFICANCE) -
     )
     found: dict[int, Dominance] = {}
     for number, (probability, setting, by) in enumerate(tests):
-        if probability * (len(tests) - number) > significance:
+        if probability * (len(tests) - number) > SIGNIFICANCE:
             break
-        found.setdefault(setting, Dominance(setting, by, probability))
+        found.setdefault(setting, Dominance(setting, by))
     return [found[setting] for setting in sorted(found)]
 
 
-def frontier(estimates: SettingEstimates, significance: float = SIGNIFICANCE) -> list[int]:
+def frontier(estimates: SettingEstimates) -> list[int]:
     """The numbers of the settings that are not left out, by time."""
-    out = {one.setting for one in dominated(estimates, significance)}
+    out = {one.setting for one in dominated(estimates)}
     remaining = [number for number in estimates.measured if number not in out]
     return sorted(remaining, key=lambda number: estimates.time.value(number).value)
