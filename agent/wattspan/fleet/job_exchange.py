@@ -173,7 +173,7 @@ class JobExchange:
         with self._lock:
             jobs, ended = dict(self._jobs), self._ended
             self._ended = {}
-        self._end(ended, now)
+        self._end(ended)
         if not jobs:
             if self._lease:
                 lease, self._lease = self._lease, 0
@@ -198,7 +198,7 @@ class JobExchange:
         for job in jobs.values():
             job.written = -1
 
-    def _end(self, ended: dict[str, _Job], now: int) -> None:
+    def _end(self, ended: dict[str, _Job]) -> None:
         for name, job in ended.items():
             job.election.resign()
             if job.written >= 0 and name not in self._jobs:

@@ -66,7 +66,7 @@ DocumentView = Callable[[], SnapshotDocument]
 
 def render_snapshot(document: SnapshotDocument, options: ViewOptions) -> RenderableType:
     """The sections that ``options`` selects, in at most ``options.height`` lines."""
-    head = [*_header(document, options), *_notices(document, options)]
+    head = [*_header(document), *_notices(document, options)]
     foot = [*_problems(document, options), *_keys(options)]
     room = None if options.height is None else options.height - len(head) - len(foot)
     if options.help:
@@ -203,7 +203,7 @@ def _allot_span_rows(room: int | None, rows: _RowBudget) -> _RowBudget:
 # ---------------------------------------------------------------------------- above the tables
 
 
-def _header(document: SnapshotDocument, options: ViewOptions) -> Iterator[RenderableType]:
+def _header(document: SnapshotDocument) -> Iterator[RenderableType]:
     left = Text.assemble(
         ("wattspan  ", "bold"),
         f"{printable(document.host_name)}  ",
