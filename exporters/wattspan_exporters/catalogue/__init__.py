@@ -22,13 +22,7 @@ CATALOGUE = (
 """Every metric; scrapes have this order."""
 
 
-def select_metrics(
-    patterns: Sequence[str],
-    table: str,
-    catalogue: Sequence[Metric] = CATALOGUE,
-    *,
-    facts: bool = True,
-) -> list[Metric]:
+def select_metrics(patterns: Sequence[str], table: str, *, facts: bool = True) -> list[Metric]:
     """Return the metrics that match ``patterns``, in the order of the catalogue.
 
     ``*`` in a pattern matches any text, and a leading "!" removes matches. Without ``facts``,
@@ -41,11 +35,11 @@ def select_metrics(
         bare = pattern.removeprefix("!")
         fitting = {
             metric.name: facts or metric.instrument is not Instrument.INFO or metric.name == bare
-            for metric in catalogue
+            for metric in CATALOGUE
             if fnmatch.fnmatchcase(metric.name, bare)
         }
         if not fitting:
-            unknown.append(_unknown(bare, table, catalogue))
+            unknown.append(_unknown(bare, table))
         if pattern != bare:
             kept -= fitting.keys()
         else:
@@ -54,11 +48,11 @@ def select_metrics(
         raise ConfigError("\n".join(unknown))
     if not kept:
         raise ConfigError(f'[{table}] metrics leaves none; write ["*"] for all.')
-    return [metric for metric in catalogue if metric.name in kept]
+    return [metric for metric in CATALOGUE if metric.name in kept]
 
 
-def _unknown(pattern: str, table: str, catalogue: Sequence[Metric]) -> str:
-    near = difflib.get_close_matches(pattern, [metric.name for metric in catalogue], n=1)
+def _unknown(pattern: str, table: str) -> str:
+    near = difflib.get_close_matches(pattern, [metric.name for metric in CATALOGUE], n=1)
     hint = f"{quoted(near[0])} is near, and " if near else ""
     return located_pages(
         f"No metric is called {quoted(pattern)}, which [{table}] metrics names; {hint}"
