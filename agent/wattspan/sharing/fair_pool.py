@@ -269,10 +269,7 @@ class FairPool(Generic[T]):
         left = self.left
         if self.overflow is not Overflow.RESERVE:
             return size <= left
-        owner: _Owner | None = self._root
-        for key in path:
-            owner = None if owner is None else owner.children.get(key)
-            held = 0 if owner is None else owner.held
+        for held in self.holdings(path):
             if held + size > left:
                 return False
             left -= held
