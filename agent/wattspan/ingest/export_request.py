@@ -1,4 +1,4 @@
-"""One accepted trace request as span records, and the errors that reject a whole request."""
+"""One accepted trace request as span records, and the attributes that are read of its spans."""
 
 from __future__ import annotations
 
