@@ -128,10 +128,8 @@ def _message_and_code(error: Exception) -> tuple[str, int]:
 )
 @click.version_option(__version__, prog_name="wattspan", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, envvar="WATTSPAN_DEBUG", help="Show tracebacks of errors.")
-@click.pass_context
-def cli(context: click.Context, debug: bool) -> None:
+def cli(debug: bool) -> None:  # LazyGroup reads it from the context
     """Measure, attribute and reduce the energy of this host."""
-    context.obj = {"debug": debug}
 
 
 _PLACES = {
