@@ -243,7 +243,23 @@ def engines() -> list[Json]:
     """Serving engines: one with figures, one without, and one whose page cannot be read."""
     document = snapshot_document(engine_host(), "0.1.0")
     found: list[Json] = msgspec.to_builtins(document.engines)
+    found[0]["host"] = host_energy({"gpu": 100.0, "cpu": 5.0, "memory": 1.0})
     return found
+
+
+def host_energy(request: dict[str, float]) -> Json:
+    """The energy on the whole host of 60 requests with 100 output tokens each, by part."""
+    return {
+        "method": "engine_metrics",
+        "joules": {part: 60 * joules for part, joules in request.items()},
+        "request_joules": request,
+        "output_token_joules": {part: joules / 100 for part, joules in request.items()},
+        "requests": 60,
+        "tokens": {"input": 54_000, "output": 6_000},
+        "part_requests": dict.fromkeys(request, 60),
+        "part_output_tokens": dict.fromkeys(request, 6_000),
+        "uncertainty_joules": None,
+    }
 
 
 def domain(one: Json) -> Json:

@@ -663,6 +663,41 @@ def test_serving_engines_have_joules_with_their_uncertainty(browser: Browser) ->
     assert embed == ["embed", *["–"] * 5, "read"]
 
 
+@pytest.mark.parametrize(
+    ("parts", "memory_requests", "figures"),
+    [
+        (
+            {"gpu": 100.0, "cpu": 5.0, "memory": 1.0, "idle": 0.0},
+            60,
+            ("100 J", "5.00 J", "1.00 J", "0 J", "106 J", "1.06 J"),
+        ),
+        ({"gpu": 100.0, "cpu": 5.0}, None, ("100 J", "5.00 J", "–", "–", "≥ 105 J", "≥ 1.05 J")),
+        ({"gpu": 100.0, "cpu": 5.0, "memory": 3.0}, 20, ("100 J", "5.00 J", "3.00 J", *"–––")),
+    ],
+    ids=["all", "no-memory", "memory-of-some"],
+)
+def test_requests_have_joules_of_the_whole_host_by_part(
+    browser: Browser,
+    parts: dict[str, float],
+    memory_requests: int | None,
+    figures: tuple[str, ...],
+) -> None:
+    with PageServer(page_worlds.quiet()) as server, opened(browser, server.url) as tab:
+        assert not tab.page.locator("#hosts-section").is_visible()
+    told = page_worlds.world()
+    known = page_worlds.host_energy(parts)
+    if memory_requests is not None:
+        known["part_requests"]["memory"] = memory_requests
+    told["snapshot"]["engines"][0] |= {"host": known, "owner": "eve"}
+    model = {"service": "api", "model": "tiny", "gpu_joules": {}, "tokens": {}, "requests": {}}
+    told["snapshot"]["spans"] = {"inference": [model], "unmetered": []}
+    with PageServer(told) as server, opened(browser, server.url) as tab:
+        rows = tab.texts("#hosts tbody tr")
+    tiny, chat, *_ = ([cell.replace("\u00a0", " ") for cell in row.split("\t")] for row in rows)
+    assert tiny == ["tiny api", *"–" * 7]
+    assert chat == ["chat llama@eve", *figures, "engine metrics"]
+
+
 def test_hidden_page_sends_no_requests(browser: Browser) -> None:
     hide = (
         "hidden => { Object.defineProperty(document, 'hidden',"

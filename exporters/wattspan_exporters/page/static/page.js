@@ -8,7 +8,9 @@ import { List } from "./page/list.js";
 import { poll } from "./page/poll.js";
 import { Power } from "./page/power.js";
 import { drawAgent, drawFigures, drawHealth, drawProblems } from "./page/summary.js";
-import { devicesOf, devicesTable, enginesTable, modelsOf, modelsTable, spansTable } from "./page/tables.js";
+import {
+  devicesOf, devicesTable, enginesTable, hostsOf, hostsTable, modelsOf, modelsTable, spansTable,
+} from "./page/tables.js";
 import { drawTuner } from "./page/tuner.js";
 
 const SILENT = 3; // seconds without a response until the page reports it
@@ -27,10 +29,9 @@ const drawing = new Drawing(byId("drawing"), (node, chosen) => {
 });
 const list = new List();
 const power = new Power();
-const devices = devicesTable(byId("devices"));
-const spans = spansTable(byId("spans"));
-const models = modelsTable(byId("models"));
-const engines = enginesTable(byId("engines"));
+const tables = Object.fromEntries(Object.entries({
+  devices: devicesTable, spans: spansTable, models: modelsTable, engines: enginesTable, hosts: hostsTable,
+}).map(([name, table]) => [name, table(byId(name))]));
 
 function drawHead() {
   write(byId("host"), figures.name(data.snapshot.host_name, 80));
@@ -40,9 +41,9 @@ function drawHead() {
 }
 
 /** A section with a table, only if there are rows. */
-function drawSection(name, table, rows) {
-  byId(`${name}-section`).hidden = rows.length === 0;
-  table.draw(rows);
+function drawSection(name, rows) {
+  byId(`${name}-section`).hidden = !rows.length;
+  tables[name].draw(rows);
 }
 
 /** The content width of a section. */
@@ -83,10 +84,11 @@ const parts = [
   drawFlow,
   () => drawFigures(byId("figures"), data, analyse(data.now), data.hour && analyse(data.hour)),
   () => power.draw(data.power, room("power-title")),
-  () => devices.draw(devicesOf(data.snapshot)),
-  () => spans.draw(data.hour_spans),
-  () => drawSection("models", models, modelsOf(data.snapshot)),
-  () => drawSection("engines", engines, data.snapshot.engines ?? []),
+  () => tables.devices.draw(devicesOf(data.snapshot)),
+  () => tables.spans.draw(data.hour_spans),
+  () => drawSection("models", modelsOf(data.snapshot)),
+  () => drawSection("engines", data.snapshot.engines ?? []),
+  () => drawSection("hosts", hostsOf(data.snapshot)),
   () => drawTuner(data.snapshot.tuning),
   () => drawProblems(byId("problems"), data.snapshot),
   () => drawHealth(byId("health"), data.snapshot.sources),

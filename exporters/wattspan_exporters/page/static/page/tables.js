@@ -1,4 +1,4 @@
-// The tables of devices, spans, language models and serving engines.
+// The tables of devices, spans, language models, serving engines and requests on the whole host.
 
 import { html, keep, set, write } from "./elements.js";
 import * as figures from "./figures.js";
@@ -128,7 +128,7 @@ export function modelsOf({ spans: { inference = [], unmetered = [] } = {}, bound
     ...row, model: `${row.model} (${row.role})`, requests: { [row.role]: row.requests }, gpu_joules: {}, tokens: {},
   }));
   return [...inference, ...unknown].map((row) => (
-    { ...row, bounded: bounded.includes("gpu"), service: row.owner ? `${row.service}@${row.owner}` : row.service }));
+    { ...row, bounded: bounded.includes("gpu"), service: ownedBy(row.service, row.owner) }));
 }
 
 export function modelsTable(parent) {
@@ -158,7 +158,7 @@ function nameAndDetail(cell, name, detail) {
 export function enginesTable(parent) {
   const token = (type) => (e) => figures.estimate(e.token_joules[type], e.token_uncertainty_joules[type]);
   return new Table(parent, "Serving engines: joules with the half-widths of their 95 % ranges", [
-    { title: "Engine", draw: (cell, e) => nameAndDetail(cell, e.engine, `${e.model}${e.owner && "@"}${e.owner}`) },
+    { title: "Engine", draw: (cell, e) => nameAndDetail(cell, e.engine, ownedBy(e.model, e.owner)) },
     number("Per token", token("all")),
     number("Per input token", token("input")),
     number("Per output token", token("output")),
@@ -168,6 +168,40 @@ export function enginesTable(parent) {
   ], (e) => `${e.engine}\u0000${e.model}\u0000${e.owner}`, "");
 }
 
+/** Language models and then engines with the energy of the whole host; none if no energy is known. */
+export function hostsOf({ spans: { inference = [] } = {}, engines = [] }) {
+  const row = (name, sender, { owner, host }) => ({ name, sender: ownedBy(sender, owner), host });
+  const rows = [
+    ...inference.map((one) => row(one.model, one.service, one)),
+    ...engines.map((one) => row(one.engine, one.model, one)),
+  ];
+  return rows.some(({ host }) => host) ? rows : [];
+}
+
+/**
+ * Joules of a request by part. Parts of different requests have no sum; without a counter of the
+ * memory it is a lower bound.
+ */
+export function hostsTable(parent) {
+  return new Table(parent, "Energy of a request on the whole host, by part", [
+    { title: "Model or engine", draw: (cell, row) => nameAndDetail(cell, row.name, row.sender) },
+    ...["gpu", "cpu", "memory", "idle"].map((part) =>
+      number(figures.TYPES[part], ({ host }) => figures.joules(host?.request_joules[part]))),
+    number("Per request", ({ host }) => sumOf(host, "request_joules")),
+    number("Per output token", ({ host }) => sumOf(host, "output_token_joules")),
+    { title: "Figures", text: ({ host }) => host?.method.replaceAll("_", " ") ?? "–" },
+  ], (row) => `${row.name}\u0000${row.sender}`, "");
+}
+
+function sumOf(host, figure) {
+  const parts = Object.values(host?.[figure] ?? {});
+  const known = parts.length && [host.part_requests, host.part_output_tokens].every((counts) =>
+    new Set(Object.keys(host.joules).map((part) => counts[part])).size === 1);
+  const sum = known ? parts.reduce((a, b) => a + b) : null;
+  return figures.leastJoules(sum, known && !("memory" in host.joules));
+}
+
+const ownedBy = (name, owner) => (owner ? `${name}@${owner}` : name);
 const each = (sum, count) => (count && sum !== null ? sum / count : null);
 
 /** The static part of the GPU energy, and a bar of it; the origin of the static power as title. */

@@ -138,13 +138,12 @@ const RANK_TITLES = ["Rank", "Device", "Clock", "Plan", "Waiting", "Saved"];
 
 /** A pipeline of a job: its iteration times, why its ranks have their clocks, and the ranks. */
 function makePipeline() {
-  const head = html("tr");
-  head.append(...RANK_TITLES.map((title) => html("th", { scope: "col" }, title)));
+  const heads = RANK_TITLES.map((title) => html("th", { scope: "col" }, title));
   const one = html("div", { class: "pipeline" });
   one.times = html("p", { class: "says" });
   one.says = html("p", { class: "says" });
   one.ranks = html("tbody");
-  one.append(one.times, one.says, html("table", { class: "ranks" }, html("thead", {}, head), one.ranks));
+  one.append(one.times, one.says, html("table", { class: "ranks" }, html("thead", {}, html("tr", {}, ...heads)), one.ranks));
   return one;
 }
 
@@ -167,9 +166,7 @@ function updatePipeline(element, pipeline) {
 }
 
 function makeRank() {
-  const row = html("tr");
-  row.append(...RANK_TITLES.map((title) => html("td", { "data-title": title })));
-  return row;
+  return html("tr", {}, ...RANK_TITLES.map((title) => html("td", { "data-title": title })));
 }
 
 function iterationTimes({ name, reason, unit_time_seconds: now, original_time_seconds: original, straggler_time_seconds: other }) {
