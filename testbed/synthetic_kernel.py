@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from wattspan.clock import OWN_THREAD_CLOCK
 from wattspan.model import Consumer, NamePolicy
+from wattspan.processes.cgroups import CgroupTimes
 from wattspan.processes.cpu_socket_division import ProcessSocketTimes
 from wattspan.processes.kernel_events import ExitRecord, ProcessEvents
 from wattspan.processes.performance_counters import ProcessCounters
@@ -75,7 +76,7 @@ class Envelope:
 
     def __init__(self, kernel: "SyntheticKernel") -> None:
         self._kernel = kernel
-        self._last = 0
+        self._last = kernel.total
         self.reads = 0
 
     def path_in(self, text: str) -> str | None:
@@ -263,11 +264,13 @@ class SyntheticKernel:
         envelope: bool = False,
         busy: bool = True,
         vigil: bool = False,
+        cgroups: Callable[[], CgroupTimes] | None = None,
         topology: CpuTopology | None = None,
         times: ProcessSocketTimes | None = None,
         counters: ProcessCounters | None = None,
         names: NamePolicy = NamePolicy.COMMAND,
     ) -> CpuUsageSource:
+        present = CgroupTimes(self.envelope if envelope else None, self if vigil else None)
         return CpuUsageSource(
             self.clock,
             self,
@@ -276,8 +279,7 @@ class SyntheticKernel:
             busy=self if busy else None,
             fork_events=self.births if events else None,
             exit_events=self.finals if events else None,
-            cgroups=self.envelope if envelope else None,
-            total=self if vigil else None,
+            cgroups=cgroups or (lambda: present),
             times=times,
             counters=counters,
             names=names,

@@ -56,14 +56,13 @@ class HostRoot:
     ) -> None:
         self._clock, self._processes = clock, processes or ProcFs()
         self._resolver = PrincipalResolver(CgroupDirectories(cgroups), SubordinateUsers())
-        self._hierarchies = dict(_hierarchies(cgroups))
+        self._cgroups = cgroups
         self._searches = RateLimiter(MAX_SEARCHES, MAX_SEARCHES)
-        own = self._processes.cgroup(os.getpid())
-        self._own = None if own is None else self._resolver.principal(own, 0)
 
     def refusal(self, peer: PeerCredentials) -> str | None:
         """The reason why a peer of user 0 is not root of this host; None if it is."""
-        if not self._hierarchies:
+        hierarchies = dict(_hierarchies(self._cgroups))  # some may be mounted late
+        if not hierarchies:
             return None
         if peer.pid is None:
             return _UNPROVEN
@@ -71,23 +70,28 @@ class HostRoot:
         if text is None:
             if not self._searches.admits(0, self._clock.monotonic()):
                 return _BUSY
-            text = self._searched(peer.pid)
+            text = _searched(peer.pid, hierarchies)
         if text is None:
             return _UNPROVEN
         principal = self._resolver.principal(text, 0)
         if principal is None:
             return _UNPROVEN
-        return None if principal.is_host_root or principal == self._own else _INSIDE
+        if principal.is_host_root:
+            return None
+        own = self._processes.cgroup(os.getpid())
+        mine = own is not None and principal == self._resolver.principal(own, 0)
+        return None if mine else _INSIDE
 
-    def _searched(self, pid: int) -> str | None:
-        """The text of ``/proc/PID/cgroup`` by the files of the cgroups."""
-        lines = []
-        for number, (controllers, mount) in enumerate(self._hierarchies.items()):
-            path = _path_of(pid, mount)
-            if path is None:
-                return None
-            lines.append(f"{number}:{controllers}:{path}\n")
-        return "".join(lines)
+
+def _searched(pid: int, hierarchies: Mapping[str, Path]) -> str | None:
+    """The text of ``/proc/PID/cgroup`` by the files of the cgroups."""
+    lines = []
+    for number, (controllers, mount) in enumerate(hierarchies.items()):
+        path = _path_of(pid, mount)
+        if path is None:
+            return None
+        lines.append(f"{number}:{controllers}:{path}\n")
+    return "".join(lines)
 
 
 def _hierarchies(root: Path) -> Iterator[tuple[str, Path]]:

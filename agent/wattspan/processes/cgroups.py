@@ -76,12 +76,16 @@ class CgroupHierarchy(NamedTuple):
 def find_hierarchy(root: Path) -> CgroupHierarchy | None:
     """The hierarchy with the better clocks: v1's ``cpuacct`` where it is mounted, else v2."""
     for name in ("cpuacct", "cpu,cpuacct", "cpuacct,cpu"):
-        if (root / name / "cpuacct.usage").is_file():
+        if _is_file(root / name / "cpuacct.usage"):
             return CgroupHierarchy(root / name, unified=False)
     for path in (root, root / "unified"):
-        if (path / "cgroup.controllers").is_file():
+        if _is_file(path / "cgroup.controllers"):
             return CgroupHierarchy(path, unified=True)
     return None
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - False in a directory that cannot be searched
 
 
 def is_host_root(hierarchy: CgroupHierarchy) -> bool:
@@ -345,6 +349,26 @@ class CgroupClocks(_OpenClocks):
 
     def _relink(self) -> None:
         self._above = {path: self.covering(_parent(path)) for path in self._fds}
+
+
+class CgroupTimes(NamedTuple):
+    """The clocks of a host's cgroups, and that of all processes together; None where unknown."""
+
+    clocks: CgroupClocks | None = None
+    total: TotalCpuClock | None = None
+
+
+def open_cgroup_times(
+    root: Path, owner_of: Callable[[int], int] = lambda uid: uid
+) -> CgroupTimes:
+    """The clocks of the hierarchy that is mounted below ``root`` now.
+
+    ``owner_of`` is that of `CgroupClocks`. A part of a hierarchy, as of a container, has no total.
+    """
+    if (hierarchy := find_hierarchy(root)) is None:
+        return CgroupTimes()
+    total = TotalCpuClock(hierarchy) if is_host_root(hierarchy) else None
+    return CgroupTimes(CgroupClocks(hierarchy, owner_of), total)
 
 
 def _parent(path: str) -> str | None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 from uuid import UUID
@@ -14,11 +15,10 @@ from wattspan.clock import SystemClock
 from wattspan.model import SECOND, NamePolicy
 from wattspan.ports import SourceError
 from wattspan.processes.cgroups import (
-    CgroupClocks,
     CgroupHierarchy,
-    TotalCpuClock,
     find_hierarchy,
     is_host_root,
+    open_cgroup_times,
 )
 from wattspan.processes.cpu_socket_times import SocketTimes
 from wattspan.processes.cpus import (
@@ -50,7 +50,7 @@ class Capability:
 SAFETY_SCAN = 10 * SECOND
 """Interval of full scans of the process table if the kernel reports births."""
 
-_PROCFS, _SYSFS = Path("/proc"), Path("/sys")
+_PROCFS, _SYSFS, _CGROUPS = Path("/proc"), Path("/sys"), Path("/sys/fs/cgroup")
 _T = TypeVar("_T")
 
 
@@ -115,10 +115,7 @@ def open_processes(
     times, times_error = (
         _try_open(lambda: SocketTimes(topology, possible), events) if sockets > 1 else (None, None)
     )
-    hierarchy = find_hierarchy(Path("/sys/fs/cgroup"))
-    clocks = CgroupClocks(hierarchy, principals.owner_of) if hierarchy is not None else None
-    whole = hierarchy is not None and is_host_root(hierarchy)
-    total = TotalCpuClock(hierarchy) if hierarchy is not None and whole else None
+    hierarchy = find_hierarchy(_CGROUPS)
     busy = open_host_busy_clock(_PROCFS, _SYSFS, hierarchy)
     processes = ProcFs()
     source = CpuUsageSource(
@@ -129,8 +126,7 @@ def open_processes(
         busy=busy,
         fork_events=fork_events,
         exit_events=exit_events,
-        cgroups=clocks,
-        total=total,
+        cgroups=partial(open_cgroup_times, _CGROUPS, principals.owner_of),
         times=times,
         counters=counters,
         scan_every=SECOND if fork_events is None else SAFETY_SCAN,
@@ -154,15 +150,16 @@ def open_processes(
         _capability(
             "exit accounting (taskstats)",
             "work shorter than a poll is charged to its process" if exit_events else None,
-            f"work shorter than a poll is charged to {'its cgroup' if clocks else 'no process'} "
-            f"({exit_error})",
+            "work shorter than a poll is charged to "
+            f"{'its cgroup' if hierarchy else 'no process'} ({exit_error})",
             _NETLINK_REMEDY,
         ),
         _capability(
             "cgroup clocks",
-            f"{clocks.name} bounds the work of each cgroup" if clocks else None,
+            f"{hierarchy.name} bounds the work of each cgroup" if hierarchy else None,
             "work of processes never seen is unattributed",
-            "Make /sys/fs/cgroup readable (v2, or v1 with the cpuacct controller).",
+            "Make /sys/fs/cgroup readable (v2, or v1 with the cpuacct controller): the agent looks "
+            "for it every 10 s.",
         ),
         _capability(
             "busy time",

@@ -105,7 +105,8 @@ class HostProcesses:
     """The process directory of a host. Thread-safe.
 
     Results are cached for a bounded number of processes and are read anew when a process has
-    changed its name, as it does on ``exec``.
+    changed its name, as it does on ``exec``, or when hierarchies of cgroups have been mounted or
+    unmounted.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class HostProcesses:
         self._procfs, self._names = procfs, names
         self.principals = principals or PrincipalResolver()
         self._lock = Lock()
-        self._known: OrderedDict[Consumer, tuple[str, PayerInfo]] = OrderedDict()
+        self._known: OrderedDict[Consumer, tuple[str, object, PayerInfo]] = OrderedDict()
 
     def identify(self, pid: int) -> Consumer | None:
         return self._procfs.identify(pid)
@@ -129,16 +130,17 @@ class HostProcesses:
         before, stat = self._procfs.shortage, self._procfs.stat(consumer.pid)
         if stat is None or stat.started != consumer.started:
             return None
+        mounts = self.principals.mounts
         with self._lock:
             known = self._known.get(consumer)
-            if known is not None and known[0] == stat.comm:
-                return known[1]
+            if known is not None and known[0] == stat.comm and known[1] is mounts:
+                return known[2]
         text = self._procfs.cgroup(consumer.pid) or ""
         info = self.describe_running(stat, text)
         if stat.stuck or self._procfs.shortage is not before:
             return info  # it may be incomplete
         with self._lock:
-            self._known[consumer] = (stat.comm, info)
+            self._known[consumer] = (stat.comm, mounts, info)
             while len(self._known) > _MAX_REMEMBERED:
                 self._known.popitem(last=False)
         return info

@@ -39,6 +39,9 @@ OVERFLOW_UID = 65534
 FIRST_SUBUID = 65536
 """Lower user ids are users of their own; ``useradd`` assigns subuids from 100000."""
 
+MOUNTS_INTERVAL = 10.0
+"""Seconds after which hierarchies that were mounted meanwhile are found."""
+
 _REMOVED = -1
 _CGROUPS, _HOST_CGROUPS = Path("/sys/fs/cgroup"), Path("/host/sys/fs/cgroup")
 
@@ -50,9 +53,15 @@ class CgroupDirectories:
     hierarchy below ``root``: the kernel shows paths relative to it.
     """
 
-    def __init__(self, root: Path = _CGROUPS, view: Path | None = None) -> None:
+    def __init__(
+        self,
+        root: Path = _CGROUPS,
+        view: Path | None = None,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
         self._root = str(root)
         self._view = None if view is None else str(view)
+        self._now, self._again = now, -inf
         self._mounts: dict[str, str | None] = {}
         self._parts: set[str] = set()  # mounts without the mark of the root of a hierarchy
         self._paths: dict[int, str] = {}
@@ -137,11 +146,22 @@ class CgroupDirectories:
         if shortage_remedy(error):
             self.shortage = OSError(error.errno, error.strerror)
 
+    @property
+    def mounts(self) -> dict[str, str | None]:
+        """The directories of the hierarchies by controllers: another object after a change."""
+        if self._now() >= self._again:
+            self._again = self._now() + MOUNTS_INTERVAL
+            found = {controllers: self._find(controllers) for controllers in [*self._mounts]}
+            if found != self._mounts:
+                self._mounts = found
+        return self._mounts
+
     def _mount(self, controllers: str) -> str | None:
         """The directory of a hierarchy; None if the host's is not mounted here."""
-        if controllers not in self._mounts:
-            self._mounts[controllers] = self._find(controllers)
-        return self._mounts[controllers]
+        mounts = self.mounts
+        if controllers not in mounts:
+            mounts[controllers] = self._find(controllers)
+        return mounts[controllers]
 
     def _find(self, controllers: str) -> str | None:
         if controllers == "":
@@ -152,6 +172,8 @@ class CgroupDirectories:
         found = next((one for one in candidates if _exists(f"{one}/cgroup.procs")), None)
         if found is not None and not _exists(f"{found}/cgroup.sane_behavior"):
             self._parts.add(found)
+        elif found is not None:
+            self._parts.discard(found)
         return found
 
 
@@ -282,6 +304,11 @@ class PrincipalResolver:
         """The last errors without descriptors or memory: another object for each."""
         parts = (self._directories, self._subordinates)
         return tuple(None if one is None else one.shortage for one in parts)
+
+    @property
+    def mounts(self) -> object:
+        """Another object once groups and principals follow from other mounts."""
+        return None if self._directories is None else self._directories.mounts
 
     def owner_of(self, uid: int) -> int:
         """The user to whom ``uid`` belongs."""

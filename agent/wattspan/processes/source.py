@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from wattspan.attribution.division import split
 from wattspan.clock import OWN_THREAD_CLOCK
 from wattspan.model import SECOND, Instant, NamePolicy, Payer, PayerInfo, Remainder
 from wattspan.ports import Clock, UsageBatch
-from wattspan.processes.cgroups import CgroupClocks, CgroupExcess, TotalCpuClock
+from wattspan.processes.cgroups import CgroupExcess, CgroupTimes
 from wattspan.processes.cpu_socket_division import (
     ClockSample,
     PlacementSampler,
@@ -62,7 +62,7 @@ AUDIT_BATCH = 20
 _MAX_AUDITED = 4096
 
 VIEW_INTERVAL = 10 * SECOND
-"""Time between two checks of the visibility of processes."""
+"""Time between two checks of the visibility of processes, and of cgroups until they are found."""
 
 CGROUP_COST_DIVISOR = 50
 """Reading the clocks of cgroups takes at most one part in this of the time of a CPU."""
@@ -72,7 +72,8 @@ class CpuUsageSource:
     """The usage source of one host. One thread polls it.
 
     Without ``fork_events`` or ``exit_events``, births and exits are inferred from pids, clocks and
-    cgroups.
+    cgroups. ``cgroups`` opens the clocks of cgroups; while it finds none it is called again every
+    `VIEW_INTERVAL`.
     """
 
     def __init__(
@@ -85,8 +86,7 @@ class CpuUsageSource:
         busy: BusyClock | None = None,
         fork_events: EventChannel | None = None,
         exit_events: EventChannel | None = None,
-        cgroups: CgroupClocks | None = None,
-        total: TotalCpuClock | None = None,
+        cgroups: Callable[[], CgroupTimes] = CgroupTimes,
         times: ProcessSocketTimes | None = None,
         counters: ProcessCounters | None = None,
         scan_every: int = SECOND,
@@ -97,7 +97,8 @@ class CpuUsageSource:
         self._processes = processes
         self._topology = topology
         self._busy = busy
-        self._fork_events, self._exit_events, self._cgroups = fork_events, exit_events, cgroups
+        self._fork_events, self._exit_events = fork_events, exit_events
+        self._open_cgroups, (self._cgroups, total) = cgroups, cgroups()
         self._read_clock = read_clock
         self._table = ProcessTable(read_clock, self._in_sum)
         directory = HostProcesses(processes, names, principals)
@@ -416,6 +417,9 @@ class CpuUsageSource:
         cgroups = self._cgroups
         if cgroups is None:
             self._churn = False
+            if update.now.mono >= self._next_cgroup_read:  # clocks count from their opening
+                self._cgroups, self._idle_scanner.total = self._open_cgroups()
+                self._next_cgroup_read = 0 if self._cgroups else update.now.mono + VIEW_INTERVAL
             return
         update.exited.extend(self._removed)
         self._removed.clear()

@@ -238,7 +238,10 @@ class IdleScanner:
         self._since: int | None = None
         self._charged = 0
         self._period = self._swept = 0
-        self.covers_kernel = total is None or total.covers_kernel
+
+    @property
+    def covers_kernel(self) -> bool:
+        return self.total is None or self.total.covers_kernel
 
     def read(self) -> int | None:
         """Read the sum; to be called before any clock of a process is read."""

@@ -95,6 +95,17 @@ def test_view_of_a_container_proves_nothing_against_a_peer(tmp_path: Path, unifi
     assert Tree(tmp_path, unified=unified, whole=False).refusal() is None
 
 
+def test_root_of_a_container_is_refused_once_the_hierarchy_is_mounted(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "later").put(PID, CONTAINER)
+    mount = tmp_path / "mount"
+    judge, peer = HostRoot(tree.clock, ProcFs(tree.proc), mount), PeerCredentials(PID, 0)
+    assert judge.refusal(peer) is None
+    tree.root.rename(mount)
+    refusal = judge.refusal(peer)
+    assert refusal is not None
+    assert "Root of a container is not root of this host" in refusal
+
+
 def test_searches_are_limited(tmp_path: Path) -> None:
     tree = Tree(tmp_path).put(PID, SHELL)
     judge = HostRoot(tree.clock, ProcFs(tree.proc), tree.root)

@@ -17,6 +17,7 @@ from wattspan.processes.cgroups import (
     CgroupHierarchy,
     TotalCpuClock,
     find_hierarchy,
+    open_cgroup_times,
     walk_cgroups,
 )
 
@@ -61,6 +62,21 @@ def test_find_hierarchy_prefers_the_better_clocks(tmp_path: Path) -> None:
     assert found.unified
     Tree(tmp_path / "cpu,cpuacct", unified=False).set("/", 0)
     assert find_hierarchy(tmp_path) == CgroupHierarchy(tmp_path / "cpu,cpuacct", unified=False)
+
+
+def test_times_are_those_of_the_hierarchy_that_is_mounted_now(tmp_path: Path) -> None:
+    assert open_cgroup_times(tmp_path) == (None, None)
+    Tree(tmp_path, unified=True).set("/a", 0)
+    (tmp_path / "cgroup.controllers").write_text("")
+    clocks, total = open_cgroup_times(tmp_path)
+    assert clocks.name == "cgroup v2 cpu.stat"
+    assert total.read() == 0
+    clocks.close()
+    total.close()
+    (tmp_path / "cgroup.type").write_text("domain\n")  # of a container's part
+    clocks, total = open_cgroup_times(tmp_path)
+    assert (clocks is None, total) == (False, None)
+    clocks.close()
 
 
 def test_time_of_children_is_not_counted_with_the_parent(tree: Tree) -> None:

@@ -12,6 +12,11 @@ from wattspan.processes.metadata import (
     RunningProcesses,
     command_of,
 )
+from wattspan.processes.principals import (
+    MOUNTS_INTERVAL,
+    CgroupDirectories,
+    PrincipalResolver,
+)
 from wattspan.processes.procfs import ProcFs, Stat, parse_stat
 
 LINE = (
@@ -94,6 +99,18 @@ def host(
     (root / "42/cmdline").write_bytes(cmdline)
     (root / "42/cgroup").write_text("0::/system.slice/cat.service\n")
     return ProcFs(root)
+
+
+def test_process_is_described_again_once_its_hierarchy_is_mounted(tmp_path: Path) -> None:
+    times, cgroups = [0.0], tmp_path / "cgroup"
+    directories = CgroupDirectories(cgroups, now=lambda: times[-1])
+    directory = HostProcesses(host(tmp_path), principals=PrincipalResolver(directories))
+    before = directory.describe(Consumer(42, 98765))
+    (cgroups / "system.slice/cat.service").mkdir(parents=True)
+    (cgroups / "cgroup.controllers").touch()
+    assert directory.describe(Consumer(42, 98765)) is before
+    times.append(MOUNTS_INTERVAL)
+    assert directory.describe(Consumer(42, 98765)) is not before
 
 
 def test_name_cut_by_the_kernel_is_completed_but_its_arguments_are_not_shown(

@@ -11,6 +11,7 @@ from testbed.descriptors import no_free_descriptor
 
 from wattspan.model import HOST_ROOT, Group, GroupKind, Principal
 from wattspan.processes.principals import (
+    MOUNTS_INTERVAL,
     CgroupDirectories,
     PrincipalResolver,
     SubordinateUsers,
@@ -245,6 +246,22 @@ def test_hierarchy_that_is_not_mounted_has_no_authors(tmp_path: Path) -> None:
     assert directories.authors("", ("a",)) is None
     assert directories.authors("cpu,cpuacct", ("a",)) is None
     assert directories.path_of(1) is None
+
+
+@pytest.mark.parametrize("controllers", ["", "memory", "cpu,cpuacct"])
+def test_hierarchy_that_is_mounted_later_has_authors(tmp_path: Path, controllers: str) -> None:
+    times = [100.0]
+    directories = CgroupDirectories(tmp_path, now=lambda: times[-1])
+    before = PrincipalResolver(directories).mounts
+    assert directories.authors(controllers, ("a",)) is None
+    mount = tmp_path / controllers
+    (mount / "a").mkdir(parents=True)
+    (mount / ("cgroup.procs" if controllers else "cgroup.controllers")).touch()
+    assert directories.authors(controllers, ("a",)) is None
+    assert PrincipalResolver(directories).mounts is before
+    times.append(100.0 + MOUNTS_INTERVAL)
+    assert directories.authors(controllers, ("a",)) is not None
+    assert PrincipalResolver(directories).mounts is not before
 
 
 def test_version_1_hierarchy_of_a_container_hides_the_names_of_the_host(tmp_path: Path) -> None:

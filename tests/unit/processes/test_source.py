@@ -11,8 +11,9 @@ from testbed.synthetic_kernel import Envelope, Life, SyntheticKernel
 from wattspan.attribution.division import split
 from wattspan.model import NamePolicy, Remainder, Trouble
 from wattspan.ports import UsageBatch, UsageSource
+from wattspan.processes.cgroups import CgroupTimes
 from wattspan.processes.lifecycle import exit_weight
-from wattspan.processes.source import CpuUsageSource
+from wattspan.processes.source import VIEW_INTERVAL, CpuUsageSource
 
 MS = 1_000_000
 
@@ -270,6 +271,31 @@ def test_short_work_without_cgroups_is_unclaimed() -> None:
     kernel.run(brief, 2 * MS)
     kernel.exit(brief)
     assert tick(kernel, source).usages[0].unclaimed == 2 * MS
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_cgroups_that_are_mounted_later_have_the_work_of_unseen_processes(whole: bool) -> None:
+    kernel, mounted = SyntheticKernel(), list[str]()
+    source = kernel.source(
+        events=False,
+        cgroups=lambda: (
+            CgroupTimes(Envelope(kernel), kernel if whole else None) if mounted else CgroupTimes()
+        ),
+    )
+    source.poll()
+
+    def brief() -> UsageBatch:
+        life = kernel.spawn()
+        kernel.run(life, 2 * MS)
+        kernel.exit(life)
+        return tick(kernel, source)
+
+    assert brief().usages[0].unclaimed == 2 * MS
+    mounted.append("/sys/fs/cgroup")
+    assert brief().usages[0].unclaimed == 2 * MS
+    kernel.clock.advance(ns=VIEW_INTERVAL)
+    source.poll()
+    assert spent(brief()) == {Remainder("/"): 2 * MS}
 
 
 def test_hidden_process_is_unclaimed_and_never_charged_in_arrears() -> None:
