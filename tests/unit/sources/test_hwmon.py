@@ -714,6 +714,22 @@ def test_chips_without_a_name_are_omitted(tree: Tree) -> None:
     assert scan_sensors(tree.root / "absent") == []
 
 
+def test_source_opens_for_names_that_are_denied(tree: Tree, clock: ManualClock) -> None:
+    hwmon = tree.chip("power_meter", "ACPI000D:00", {"power1_average": 1})
+    (hwmon / "name").chmod(0)
+    tree.root.chmod(0o755)
+    user = os.geteuid()
+    with contextlib.chdir(tree.root):
+        os.seteuid(user or 65534)
+        try:
+            context = SourceContext(clock, FakeDirectory(), sysfs=Path())
+            opened = open_hwmon(HwmonSettings(), context)
+        finally:
+            os.seteuid(user)
+    assert opened is not None
+    opened.close()
+
+
 @pytest.mark.parametrize(
     ("sensors", "fault"),
     [

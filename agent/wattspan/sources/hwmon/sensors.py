@@ -25,6 +25,8 @@ The meaning of any other sensor comes from the configuration.
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -538,6 +540,31 @@ def _ids(sensors: Iterable[Sensor]) -> dict[Sensor, str]:
 def _slug(title: str) -> str:
     """``title`` without spaces, for command lines and labels."""
     return re.sub(r"[^a-z0-9_.+-]+", "-", title.lower()).strip("-") or "sensor"
+
+
+GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE})
+AGAIN = "It is read again."
+_GRANT = "Let the group wattspan read the file, by `systemd-tmpfiles` or a udev rule."
+_GRANT_NAME = (
+    "Let the group wattspan read it, by `systemd-tmpfiles` or a udev rule: without it sensors are "
+    "missing, or have no name."
+)
+
+
+def access_failure(path: str, error: OSError, domain_id: str) -> Failure:
+    """The failure of a sensor with the file ``path`` after an ``error`` of reading its files."""
+    reason = os.strerror(error.errno or 0).lower()
+    path = str(error.filename or path)  # one of several
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return Failure(NAME, path, Trouble.DENIED, reason, _GRANT, domain_id)
+    if error.errno in GONE:
+        return Failure(NAME, path, Trouble.ABSENT, reason, AGAIN, domain_id)
+    return Failure(NAME, path, Trouble.RETRY, reason, AGAIN, domain_id)
+
+
+def denied_name(path: str) -> Failure:
+    """The failure of a directory, name or label that may not be read."""
+    return Failure(NAME, path, Trouble.DENIED, "permission denied", _GRANT_NAME)
 
 
 def misnamed(name: str, cause: str) -> Failure:

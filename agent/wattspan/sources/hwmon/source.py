@@ -7,8 +7,6 @@ often (``CallInterval``).
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -38,14 +36,18 @@ from wattspan.sources.device_power import DevicePower, processor_around
 from wattspan.sources.driver_thread import CallInterval, DriverThreadSource
 from wattspan.sources.energy_meter import MAX_GAP, PowerIntegral
 from wattspan.sources.hwmon.sensors import (
+    AGAIN,
     ALTRA_CORES,
     CORE_ENERGY,
+    GONE,
     IIO_CHIP,
     NAME,
     POWER_READ_INTERVAL,
     READ_INTERVAL,
     Sensor,
     SensorQuantity,
+    access_failure,
+    denied_name,
     meaning_of,
     misnamed,
     name_faults,
@@ -54,7 +56,6 @@ from wattspan.sources.hwmon.sensors import (
     without_cpus,
 )
 from wattspan.util.cpu_topology import CpuTopology
-from wattspan.util.files import file_text
 from wattspan.util.text import natural_key, printable
 
 HWMON_CLASS, IIO_DEVICES = "class/hwmon", "bus/iio/devices"
@@ -72,8 +73,6 @@ MAX_INTERVAL = 60 * SECOND  # of an average; a longer one is no value of a drive
 MAX_AGE = 2 * SECOND  # of a reading: usage of an older time is not awaited any more
 _MAX_LABEL = 64
 
-_GRANT = "Let the group wattspan read the file, by `systemd-tmpfiles` or a udev rule."
-_AGAIN = "It is read again."
 _CHANNEL = re.compile(r"(energy|power|curr)([1-9]\d{0,8})_(input|average)", re.ASCII)
 
 
@@ -89,18 +88,23 @@ _Paths = Container[Path]
 
 
 def scan_sensors(
-    sysfs: Path, refused: _Paths = (), cpus: CpuTopology | None = None
+    sysfs: Path,
+    refused: _Paths = (),
+    cpus: CpuTopology | None = None,
+    denied: list[Path] | None = None,
 ) -> list[SensorFiles]:
     """All sensors of energy, power, or voltage and current, by chip. An unreadable root has none.
 
     Where a sensor shows an average and the present power, the average counts unless it is among the
     ``refused`` files: nothing between two reads is missed, unless they are further apart than its
     interval. The files of the ACPI power meter are in the directory of its device on older kernels.
+    Directories, names and labels that may not be read are appended to ``denied``.
     """
     found: list[SensorFiles] = []
+    denied = [] if denied is None else denied
     chips: Counter[tuple[str, str]] = Counter()
-    for chip in _entries(sysfs / HWMON_CLASS):
-        if not (name := _text(chip / "name")):
+    for chip in _entries(sysfs / HWMON_CLASS, denied):
+        if not (name := _name(chip / "name", denied)):
             continue
         device = (chip / "device").resolve().name if (chip / "device").exists() else chip.name
         chips[name, device] += 1
@@ -111,30 +115,32 @@ def scan_sensors(
         processor = processor_around(graphics, lambda: cpus or CpuTopology(sysfs))
         seen: set[str] = set()
         for folder in folders:
-            for files in _channels(name, device, folder, refused):
+            for files in _channels(name, device, folder, refused, denied):
                 if files.sensor.channel not in seen and len(found) < MAX_SENSORS:
                     seen.add(files.sensor.channel)
                     found.append(replace(files, sensor=replace(files.sensor, processor=processor)))
-    return [*found, *_iio_rails(sysfs)]
+    return [*found, *_iio_rails(sysfs, denied)]
 
 
-def _iio_rails(sysfs: Path) -> Iterator[SensorFiles]:
+def _iio_rails(sysfs: Path, denied: list[Path]) -> Iterator[SensorFiles]:
     """The rails of a Jetson in the kernels before JetPack 5, which show them to IIO."""
-    for chip in _entries(sysfs / IIO_DEVICES):
-        if (name := _text(chip / "name")) != IIO_CHIP:
+    for chip in _entries(sysfs / IIO_DEVICES, denied):
+        if (name := _name(chip / "name", denied)) != IIO_CHIP:
             continue
         device = chip.resolve().parent.name  # such as 6-0040: its address on a bus
-        for entry in _entries(chip):
+        for entry in _entries(chip, denied):
             number = entry.name.removeprefix("rail_name_")
-            if number.isdecimal() and (label := _text(entry)):
+            if number.isdecimal() and (label := _name(entry, denied)):
                 sensor = Sensor(name, device, f"in{number}", label, SensorQuantity.CURRENT)
                 values = (f"in_{kind}{number}_input" for kind in ("voltage", "current"))
                 yield SensorFiles(sensor, tuple(chip / value for value in values))
 
 
-def _channels(chip: str, device: str, folder: Path, refused: _Paths) -> Iterable[SensorFiles]:
+def _channels(
+    chip: str, device: str, folder: Path, refused: _Paths, denied: list[Path]
+) -> Iterable[SensorFiles]:
     """The sensors of one directory; the counters of Ampere's cores are one sensor."""
-    found = list(_single_channels(chip, device, folder, refused))
+    found = list(_single_channels(chip, device, folder, refused, denied))
     cores = [one for one in found if CORE_ENERGY.fullmatch(one.sensor.label)]
     if chip != "altra_hwmon" or not cores:
         return found
@@ -144,10 +150,10 @@ def _channels(chip: str, device: str, folder: Path, refused: _Paths) -> Iterable
 
 
 def _single_channels(
-    chip: str, device: str, folder: Path, refused: _Paths
+    chip: str, device: str, folder: Path, refused: _Paths, denied: list[Path]
 ) -> Iterator[SensorFiles]:
     values: dict[str, str] = {}
-    for entry in _entries(folder):
+    for entry in _entries(folder, denied):
         match = _CHANNEL.fullmatch(entry.name)
         if match is not None and entry not in refused:
             channel = f"{match[1]}{match[2]}"
@@ -157,13 +163,14 @@ def _single_channels(
         file = folder / f"{channel}_{value}"
         if channel.startswith("curr"):
             place = f"in{channel.removeprefix('curr')}"
-            label = _text(folder / f"{place}_label")
+            label = _name(folder / f"{place}_label", denied)
             if not label or not (folder / f"{place}_input").exists():
                 continue  # a rail without a name, or a sum of channels
             sensor = Sensor(chip, device, place, label, SensorQuantity.CURRENT)
             yield SensorFiles(sensor, (folder / f"{place}_input", file))
             continue
-        label = _text(folder / f"{channel}_label") or _text(folder / f"{channel}_oem_info")
+        labels = (folder / f"{channel}_{kind}" for kind in ("label", "oem_info"))
+        label = next(filter(None, (_name(one, denied) for one in labels)), "")
         if channel.startswith("energy"):
             yield SensorFiles(Sensor(chip, device, channel, label, SensorQuantity.ENERGY), (file,))
         elif value == "average":
@@ -176,19 +183,27 @@ def _single_channels(
             yield SensorFiles(Sensor(chip, device, channel, label, SensorQuantity.POWER), (file,))
 
 
-def _entries(directory: Path) -> list[Path]:
+def _entries(directory: Path, denied: list[Path]) -> list[Path]:
     try:
         return sorted(directory.iterdir(), key=lambda entry: natural_key(entry.name))
-    except OSError:
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            denied.append(directory)
         return []
 
 
-def _text(path: Path) -> str:
-    return printable(file_text(path)[:_MAX_LABEL])
+def _name(path: Path, denied: list[Path] | None = None) -> str:
+    """The text of ``path``; one that may not be read is appended to ``denied``."""
+    try:
+        return printable(path.read_text(errors="replace").strip()[:_MAX_LABEL])
+    except OSError as error:
+        if isinstance(error, PermissionError) and denied is not None:
+            denied.append(path)
+        return ""
 
 
 def _number(path: Path) -> int:
-    text = _text(path)
+    text = _name(path)
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
@@ -207,7 +222,7 @@ class SensorMeter:
         self._gaps = 0  # before the last values, in a row
         self.frozen = False
         self.idle = False  # a counter shows hardly more than the least power
-        self._battery = _text(self.device / "type") == "Battery"
+        self._battery = _name(self.device / "type") == "Battery"
 
     @property
     def device(self) -> Path:
@@ -233,7 +248,7 @@ class SensorMeter:
         OSError if a file cannot be read, ValueError if it shows no possible value, or if no two
         values of power are near enough to measure energy.
         """
-        if self._battery and (state := _text(self.device / "status")) != "Discharging":
+        if self._battery and (state := _name(self.device / "status")) != "Discharging":
             raise ValueError(f"the battery gives no power now: {state or 'unknown'}")
         if self.domain.suspended or self.domain.rest:
             self.domain = replace(self.domain, suspended=False, rest=Nanoseconds(0))
@@ -289,9 +304,6 @@ def _value(path: Path, least: int = 0, sign: bytes = b"") -> int:
     if not text.removeprefix(b"-").isdigit() or int(text) < least:
         raise ValueError(f"{text.decode(errors='replace')!r} is no possible value")
     return int(text)
-
-
-_GONE = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.ESTALE})
 
 
 class HwmonSource:
@@ -413,12 +425,12 @@ class HwmonSource:
         try:
             reading = meter.reading(self._clock)
         except ValueError as error:
-            failure = Failure(NAME, path, Trouble.MALFORMED, str(error), _AGAIN, domain_id)
+            failure = Failure(NAME, path, Trouble.MALFORMED, str(error), AGAIN, domain_id)
             self._failing[domain_id] = failure
             return
         except OSError as error:
-            self._failing[domain_id] = _access_failure(path, error, domain_id)
-            if error.errno in _GONE or self._replaces(meter.files.files[0]):
+            self._failing[domain_id] = access_failure(path, error, domain_id)
+            if error.errno in GONE or self._replaces(meter.files.files[0]):
                 self._due = 0
             return
         if reading is not None:
@@ -445,10 +457,12 @@ class HwmonSource:
         """Look for sensors; a sensor that returns has the next epoch."""
         self._due = now + DISCOVERY_INTERVAL
         self._cpus.refresh()
-        scanned = scan_sensors(self._sysfs, self._refused, self._cpus)
+        denied: list[Path] = []
+        scanned = scan_sensors(self._sysfs, self._refused, self._cpus, denied)
         found = {files.sensor: files for files in scanned}
         domains = resolve_sensors(found, self._roles, emulated=self._emulated, cpus=self._cpus)
         self._misconfigured = (
+            *map(denied_name, map(str, denied)),
             *(misnamed(name, cause) for name, cause in name_faults(found, self._roles)),
             *(
                 without_cpus(str(found[sensor].files[0]), domain)
@@ -504,15 +518,6 @@ class HwmonSource:
 _CHARGED = (HwType.CPU, HwType.MEMORY)
 
 
-def _access_failure(path: str, error: OSError, domain_id: str) -> Failure:
-    reason = os.strerror(error.errno or 0).lower()
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return Failure(NAME, path, Trouble.DENIED, reason, _GRANT, domain_id)
-    if error.errno in _GONE:
-        return Failure(NAME, path, Trouble.ABSENT, reason, _AGAIN, domain_id)
-    return Failure(NAME, path, Trouble.RETRY, reason, _AGAIN, domain_id)
-
-
 class HwmonSettings(Table, frozen=True):
     """Power and energy sensors of hwmon: NVIDIA Grace, Jetson, ACPI meters, Intel GPUs.
 
@@ -551,9 +556,11 @@ def open_hwmon(settings: HwmonSettings, context: SourceContext) -> CounterSource
     if settings.enabled is False:
         return None
     sysfs = context.sysfs or Path(settings.sysfs)
-    found = scan_sensors(sysfs)
-    # A source without a sensor reports the names that match none.
-    if not settings.sensors and not any(meaning_of(files.sensor, {}) for files in found):
+    denied: list[Path] = []
+    found = scan_sensors(sysfs, denied=denied)
+    # A source without a sensor reports the names that match none, and files that are denied.
+    silent = not settings.sensors and not denied
+    if silent and not any(meaning_of(files.sensor, {}) for files in found):
         if settings.enabled is True:
             others = ", ".join(sorted({files.sensor.key for files in found})[:8]) or "none at all"
             raise SourceError(

@@ -26,6 +26,8 @@ from wattspan.sources.rapl.sysfs import (
     NO_ZONES,
     ORPHAN,
     POWERCAP_CLASS,
+    RANGE_DENIED,
+    RANGE_FILE,
     VANISHED,
     WITHOUT_CPUS,
     RaplSource,
@@ -33,6 +35,7 @@ from wattspan.sources.rapl.sysfs import (
     ZoneScan,
     access_failure,
     cpu_model,
+    is_denied,
     read_range,
     read_zone,
     scan_zones,
@@ -237,6 +240,12 @@ class PowercapSource(RaplSource):
             WITHOUT_CPUS.failure(self._counter_of[one].path, one)
             for one in sorted(self.topology.without_cpus)
             if one in self._counter_of
+        )
+        wrong += (
+            RANGE_DENIED.failure(path)
+            for counter in self._counters.values()
+            if counter.fd is not None and counter.zone.max_range is None
+            if is_denied(path := counter.path.with_name(RANGE_FILE))
         )
         self._standing = (*wrong, *self._vanished.values())
 

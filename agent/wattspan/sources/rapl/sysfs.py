@@ -40,7 +40,7 @@ GONE_ERRNOS = frozenset({errno.ENODEV, errno.ENXIO, errno.ENOENT, errno.EBADF, e
 
 DISCOVERY_INTERVAL = 5 * SECOND
 POWERCAP_CLASS = "class/powercap"
-ENERGY_FILE = "energy_uj"
+ENERGY_FILE, RANGE_FILE = "energy_uj", "max_energy_range_uj"
 
 
 class ZoneProblem(NamedTuple):
@@ -84,6 +84,12 @@ WITHOUT_CPUS = ZoneProblem(
     "Its energy is counted. Look at physical_package_id in /sys/devices/system/cpu/cpu*/topology; "
     "the agent looks for its CPUs every few seconds.",
     verb="attribute",
+)
+RANGE_DENIED = ZoneProblem(
+    Trouble.DENIED,
+    "permission denied",
+    "Let the group wattspan read it, by `systemd-tmpfiles` or a udev rule: without it the energy "
+    "of a period in which the counter wraps is unknown.",
 )
 ORPHAN = ZoneProblem(
     Trouble.MALFORMED,
@@ -213,7 +219,18 @@ def read_zone(directory: Path) -> Zone:
 
 def read_range(directory: Path) -> int | None:
     """The largest value of the zone's counter in microjoules; None if it cannot be read."""
-    return _read_number(directory / "max_energy_range_uj")
+    return _read_number(directory / RANGE_FILE)
+
+
+def is_denied(path: Path) -> bool:
+    """True if this process lacks the permission to read ``path``."""
+    try:
+        path.open("rb").close()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _read_number(path: Path) -> int | None:
