@@ -13,13 +13,13 @@ from wattspan.ports import WattspanError
 
 
 @click.command(name="counters")
-@click.option("--user", default="wattspan", help="User who may ask, besides root.")
+@click.option("--user", help="User who may ask, besides root.  [default: wattspan]")
 @click.option(
     "--listen",
     type=click.Path(path_type=Path),
     help="Unix socket to listen at, where systemd passes no connection.",
 )
-def command(user: str, listen: Path | None) -> None:
+def command(user: str | None, listen: Path | None) -> None:
     """Pass sums of performance counters to the agent.
 
     systemd starts this for each connection, which is standard input.
@@ -32,7 +32,13 @@ def command(user: str, listen: Path | None) -> None:
     def tell(error: str) -> None:
         click.echo(f"wattspan: Cannot read performance counters: {error}.", err=True)
 
-    permitted = uids_of([user])[0] | {0}
+    users, unknown = uids_of(["wattspan" if user is None else user])
+    if user is not None and unknown:  # images of containers have no user wattspan
+        raise WattspanError(
+            f"Cannot permit user {user!r} of --user: this host has no such user. Name one that"
+            " `getent passwd` lists, or a number."
+        )
+    permitted = users | {0}
     opener = partial(counters.open_program, counters.OFFERED_EVENTS)
     if listen is not None:
         try:

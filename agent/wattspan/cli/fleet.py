@@ -18,6 +18,7 @@ from wattspan.fleet.allotment import (
     drain_host,
     is_acknowledged,
     is_host_name,
+    nodes_of,
     place_name,
     power_bounds,
     remove_host,
@@ -88,8 +89,11 @@ def budget(
 
     with _Fleet(configuration) as fleet:
         fleet.change(change)
+        note = "" if watts is None else without_hosts(fleet.read(), node)
     amount = "no budget" if watts is None else f"a budget of {watts} W"
     click.echo(f"{place_name(node)} has {amount} now; `wattspan fleet status` shows its limits.")
+    if note:
+        click.echo(note)
 
 
 @command.command()
@@ -165,11 +169,13 @@ def set_terms(
     )  # fmt: skip
     if problem := terms_problem(written):
         raise RefusedChangeError(problem)
-    _write_terms(configuration, host, is_default, encode(written))
+    note = _write_terms(configuration, host, is_default, encode(written))
     click.echo(
         f"{host or 'Each other host'} may report a floor of {floor} W, gets {ceiling} W at most,"
         f" and has the priority {priority}."
     )
+    if note:
+        click.echo(note)
 
 
 @terms.command(name="remove")
@@ -181,8 +187,10 @@ def remove_terms(configuration: ConfigurationOptions, host: str | None, is_defau
 
     Exits with 8 if etcd does not answer or refuses.
     """
-    _write_terms(configuration, host, is_default, None)
+    note = _write_terms(configuration, host, is_default, None)
     click.echo(f"{host or 'Each other host'} has the default terms.")
+    if note:
+        click.echo(note)
 
 
 @terms.command(name="list")
@@ -214,7 +222,8 @@ def list_terms(configuration: ConfigurationOptions, as_json: bool) -> None:
 
 def _write_terms(
     configuration: ConfigurationOptions, host: str | None, is_default: bool, value: bytes | None
-) -> None:
+) -> str:
+    """Write terms; returns a sentence about a host that is not in the fleet, or ""."""
     if (host is None) is not is_default:
         raise click.UsageError("Name either HOST or --default.")
     if host is not None and not is_host_name(host):
@@ -224,6 +233,29 @@ def _write_terms(
     with _Fleet(configuration) as fleet:
         key = fleet.keys.default_terms if host is None else fleet.keys.terms(host)
         fleet.write(KeyWrite(key, value))
+        return "" if host is None else without_host(fleet.read(), host)
+
+
+def _places(state: FleetState) -> dict[str, str]:
+    """The places of the registered and present hosts, by name."""
+    registered = {name: one.place for name, one in state.book.hosts.items()}
+    return registered | {name: one.place for name, one in state.present_reports().items()}
+
+
+def without_hosts(state: FleetState, node: str) -> str:
+    """A sentence if no host of the fleet is at ``node``, which may be misspelt; "" otherwise."""
+    places = _places(state)
+    if not node or any(node in nodes_of(place, name) for name, place in places.items()):
+        return ""
+    known = ", ".join(sorted({*places.values()} - {""})) or "none"
+    return f"No host is at {node} at present. Places with hosts: {known}."
+
+
+def without_host(state: FleetState, host: str) -> str:
+    """A sentence if ``host`` is not in the fleet, and may be misspelt; "" otherwise."""
+    known = _places(state)
+    hosts = ", ".join(sorted(known)) or "none"
+    return "" if host in known else f"{host} is not in the fleet at present. Its hosts: {hosts}."
 
 
 def book_without(state: FleetState, host: str) -> AllotmentBook:

@@ -194,6 +194,15 @@ def test_helper_of_counters_names_the_socket_at_which_it_cannot_listen(tmp_path:
     assert f"Cannot listen at {tmp_path}/absent/counters.sock: No such file" in result.stderr
 
 
+def test_helper_of_counters_names_a_user_that_does_not_exist(tmp_path: Path) -> None:
+    words = "counters", "--listen", str(tmp_path / "absent/counters.sock"), "--user"
+    result = wattspan(*words, "nobody-of-this-name")
+    assert result.exit_code == WattspanError.exit_code
+    assert "Cannot permit user 'nobody-of-this-name' of --user" in result.stderr
+    for user in ("root", "4711"):
+        assert "Cannot listen" in wattspan(*words, user).stderr
+
+
 def test_error_classes_have_their_own_exit_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, StoreError("Cannot write X: full. Free some."))
     result = wattspan("run")

@@ -18,6 +18,8 @@ from wattspan.cli.fleet import (
     command,
     fleet_facts,
     fleet_lines,
+    without_host,
+    without_hosts,
 )
 from wattspan.fleet.allotment import HostInUseError, drain_host, watts
 from wattspan.fleet.coordination import KeyWrite
@@ -94,6 +96,17 @@ def test_removal_of_an_unknown_host_names_the_known_ones(fleet: SimulatedFleet) 
     fleet.run(6)
     with pytest.raises(RefusedChangeError, match=r"no host x\. Its hosts: host0, host1, host2"):
         book_without(state_of(fleet), "x")
+
+
+def test_places_and_hosts_that_the_fleet_does_not_have_are_named(fleet: SimulatedFleet) -> None:
+    fleet.run(6)
+    state = state_of(fleet)
+    assert [without_hosts(state, node) for node in ("", "row-1", "row-1/host0")] == [""] * 3
+    assert without_hosts(state, "row-3") == (
+        "No host is at row-3 at present. Places with hosts: row-1, row-2."
+    )
+    assert without_host(state, "host1") == ""
+    assert "host7 is not in the fleet at present. Its hosts: host0," in without_host(state, "host7")
 
 
 def test_status_of_an_empty_fleet_names_no_leader(fleet: SimulatedFleet) -> None:

@@ -115,6 +115,17 @@ def test_forgotten_job_is_gone(store: Path) -> None:
     assert "no recurring job of that name" in refused(store, "forget", "nightly")
 
 
+@pytest.mark.parametrize(
+    "words", [("status",), ("status", "nightly"), ("forget", "nightly"),
+              ("report", "nightly", "reached", *END)]
+)  # fmt: skip
+def test_file_of_runs_that_does_not_exist_is_named_and_not_made(
+    store: Path, words: tuple[str, ...]
+) -> None:
+    assert f"There is no file {store}" in refused(store, *words)
+    assert not store.exists()
+
+
 def test_next_without_terms_needs_an_earlier_run(store: Path) -> None:
     assert "no runs on these GPUs" in refused(store, "next", "nightly")
 
