@@ -107,7 +107,6 @@ class ProcFs:
     def __init__(self, root: Path = Path("/proc")) -> None:
         self._root = str(root)
         self._last_pid: int | None = None
-        self._opened = False
         self.shortage: OSError | None = None
 
     def pids(self) -> list[int]:
@@ -154,8 +153,8 @@ class ProcFs:
 
         A changed value means new processes or threads.
         """
-        if not self._opened:  # opened at the first use, so that other users need not close it
-            self._opened, self._last_pid = True, _open(f"{self._root}/loadavg")
+        if self._last_pid is None:  # opened at use, so that other users need not close it
+            self._last_pid = _open(f"{self._root}/loadavg")
         if self._last_pid is None:
             return None
         try:

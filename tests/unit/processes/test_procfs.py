@@ -121,3 +121,13 @@ def test_restored_process_that_cannot_be_read_is_alive(processes: ProcFs, fail: 
     rows = [ProcessRow(PayerInfo(one, "saved"), {}, {}) for one in (LIVING, EARLIER)]
     fail("open", errno.EMFILE)
     assert [one.alive for one in HostProcesses(processes).restore(rows)] == [True, True]
+
+
+def test_last_pid_is_known_once_its_file_can_be_opened(tmp_path: Path) -> None:
+    processes = ProcFs(tmp_path)
+    assert processes.last_pid() is None
+    (tmp_path / "loadavg").write_text("0.10 0.20 0.30 1/400 4711\n")
+    assert processes.last_pid() == 4711
+    (tmp_path / "loadavg").write_text("0.10 0.20 0.30 1/400 4712\n")
+    assert processes.last_pid() == 4712
+    processes.close()
