@@ -91,6 +91,7 @@ _VMS = _patterns(
 )
 _UNIT_OF_CONTAINER = re.compile(_SCOPE)
 
+_KUBEPODS = re.compile(r"(?:.+-)?kubepods(?:\.slice)?")
 _POD = re.compile(
     r"(?:(?P<slice>(?:[\w.-]+-)?kubepods(?:-(?:besteffort|burstable|guaranteed))?)-)?"
     r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?"
@@ -182,7 +183,7 @@ def _is_of_kubelet(parts: Sequence[str], at: int) -> bool:
 
     An agent in a pod sees paths relative to its own: another pod is known by its containers.
     """
-    if any(part.removesuffix(".slice").endswith("kubepods") for part in parts[:at]):
+    if any(map(_KUBEPODS.fullmatch, parts[:at])):
         return True
     relative = "/".join(parts[:at]) in {"", "besteffort", "burstable"}
     return relative and at + 1 < len(parts) and guest_in(parts, at + 1) is not None

@@ -358,9 +358,7 @@ class CgroupTimes(NamedTuple):
     total: TotalCpuClock | None = None
 
 
-def open_cgroup_times(
-    root: Path, owner_of: Callable[[int], int] = lambda uid: uid
-) -> CgroupTimes:
+def open_cgroup_times(root: Path, owner_of: Callable[[int], int] = lambda uid: uid) -> CgroupTimes:
     """The clocks of the hierarchy that is mounted below ``root`` now.
 
     ``owner_of`` is that of `CgroupClocks`. A part of a hierarchy, as of a container, has no total.

@@ -17,6 +17,7 @@ one that has hardly worked at its first poll is *young* and waits for the next: 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -175,14 +176,15 @@ class EndedCharge(NamedTuple):
     weight: int
 
 
-_RUNTIMES = (
-    *("systemd", "containerd", "dockerd", "crio", "podman", "conmon", "runc", "crun", "youki"),
-    *("lxc-", "nomad"),
+_RUNTIMES = re.compile(
+    r"(?:systemd|containerd|dockerd|crio|podman|conmon(?:rs)?|runc|crun|youki|lxc(?=-)|nomad)"
+    r"(?![a-z0-9])"
 )
-"""Beginnings of the names of programs that start others in existing cgroups, as exec probes."""
+"""Names, or their first words, of programs that start others in existing cgroups, as exec probes
+(``containerd-shim``, ``runc:[2:INIT]``)."""
 
-_MANAGERS = "sshd", "cron", "slurmstepd", "pbs_mom", "condor_"
-"""Beginnings of the names of programs that start others in new cgroups."""
+_MANAGERS = re.compile(r"(?:sshd|crond?|slurmstepd|pbs_mom|condor(?=_))(?![a-z0-9])")
+"""The same of programs that start others in new cgroups."""
 
 
 _UnseenKey = tuple[int, str, int | None, str]  # parent, command, user, cgroup
@@ -512,10 +514,10 @@ class LifecycleTracker:
             consumer = Consumer(pid, (now.since_boot - elapsed) // TICK + earlier)
             update.unseen[key] = consumer
             launcher = self._launcher(update, parent)
-            if launcher.startswith(_RUNTIMES):
-                runtime = record.command.startswith(_RUNTIMES)
-                update.placed[consumer] = int(runtime), record.user_id
-            elif launcher.startswith(_MANAGERS):
+            if _RUNTIMES.match(launcher):
+                runtime = _RUNTIMES.match(record.command)
+                update.placed[consumer] = int(runtime is not None), record.user_id
+            elif _MANAGERS.match(launcher):
                 update.placed[consumer] = 2, record.user_id
             update.infos.append(
                 self._directory.describe_ended(

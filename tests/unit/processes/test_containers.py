@@ -35,6 +35,10 @@ PATHS = {
         f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
         f"kubelet-kubepods-besteffort-pod{POD_}.slice/cri-containerd-{ID}.scope",
         [container(), POD_GROUP]),
+    "kubernetes, cgroupfs below another root": (
+        f"0::/site-kubepods/burstable/pod{POD}/{ID}", [container(), POD_GROUP]),
+    "a pod's name below another directory": (
+        f"0::/notkubepods/burstable/pod{POD}/{ID}", [container()]),
     "the pod itself": (f"0::/kubepods.slice/kubepods-pod{POD_}.slice", [POD_GROUP]),
     "podman, root": (f"0::/machine.slice/libpod-{ID}.scope/container", [container()]),
     "podman, rootless": (

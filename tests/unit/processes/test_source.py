@@ -159,6 +159,17 @@ def test_exec_probe_is_charged_to_its_container(command: str, cgroup: str) -> No
     assert spent(tick(kernel, source)) == {}
 
 
+@pytest.mark.parametrize("command", ["runcommand", "systemdlike", "lxcfs", "cronolog"])
+def test_child_of_a_program_whose_name_begins_as_a_runtimes_stays_in_its_cgroup(
+    command: str,
+) -> None:
+    kernel, source, launcher, _ = launched(command)
+    child = kernel.spawn(launcher.pid, "0::/pod\n")
+    kernel.run(child, 30 * MS)
+    kernel.exit(child)
+    assert [info.group for info in tick(kernel, source).infos] == ["/runtime"]
+
+
 @pytest.mark.parametrize("cgroup", ["/pod", "/runtime"])
 def test_probes_of_many_names_take_steps_in_proportion_to_their_number(cgroup: str) -> None:
     """A user may give a program the name of a runtime, and a name to each of its children."""
