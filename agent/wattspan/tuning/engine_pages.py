@@ -85,7 +85,6 @@ class EngineRequests:
         self._load = EngineLoad([LatencyObjective(*one[1:]) for one in settings.objectives])
         self._waiting: list[EngineProgress] = []
         self.interval = 0  # of the pages
-        self.until = 0  # the end of the last work that was read
         self._declined = ""  # why the newest page does not count
         self._known = 0  # until when the pages continue one another
 
@@ -135,7 +134,6 @@ class EngineRequests:
         if not self._waiting:
             return TrackedWork(None, [], (), cause, self._note)
         found = self._waiting.pop(0)
-        self.until = found.sample.end
         return TrackedWork(*found, cause, self._note)
 
     @property

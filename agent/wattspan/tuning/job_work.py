@@ -136,8 +136,8 @@ class InFlightRequests:
         latest = max(_LATEST_START, _LATEST_SHARE * (span.end - span.start))
         self._announced.append((consumer, at is not None and at - span.start <= latest))
 
-    def sample(self, now: int, requests: Sequence[RequestTimes]) -> LoadSample:
-        """The requests in flight since the last sample; ``requests`` became known since then."""
+    def sample(self, now: int) -> LoadSample:
+        """The requests in flight since the last sample, without their tokens."""
         for key, at in list(self._open.items()):
             if now - at < MAX_AGE:
                 break
@@ -150,8 +150,6 @@ class InFlightRequests:
             max(0.0, mean),
             self._arrivals,
             self._completions,
-            sum(one.input_tokens or 0 for one in requests),
-            sum(one.output_tokens or 0 for one in requests),
         )
         self._since = sample.end
         self._correction = self._arrivals = self._completions = 0
@@ -170,6 +168,14 @@ class InFlightRequests:
         self._completions += 1
         if len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
+
+
+def _with_tokens(sample: LoadSample, requests: Sequence[RequestTimes]) -> LoadSample:
+    """A sample with the tokens of ``requests``, which became known in it."""
+    return sample._replace(
+        input_tokens=sum(one.input_tokens or 0 for one in requests),
+        output_tokens=sum(one.output_tokens or 0 for one in requests),
+    )
 
 
 class SpansAndPage:
@@ -444,7 +450,8 @@ class JobWork:
         self.instructions = RankInstructions()
         self.engine = EngineRequests(settings) if settings.engine else None
         self._by_spans, self._compared = False, SpansAndPage()
-        self._until = 0  # the end of the work that was read from the page
+        self._until = 0  # the end of the work that counts by the page
+        self._spans_until = 0  # the last time at which spans counted
         self._later: list[RequestTimes] = []  # of spans, ended after that
 
     def add(self, received: ReceivedSpans, now: int) -> None:
@@ -483,25 +490,31 @@ class JobWork:
         """The load and the requests since the last time.
 
         From announced spans, which are known sooner and in full, or else from the engine's page.
-        Spans are believed while the page, if it is read, does not show more requests.
+        Spans are believed while the page, if it is read, does not show more requests. No request
+        counts twice: what the page shows of a time that begins before the last reading of spans is
+        ignored, at most one interval of the page; and so are spans that ended before its last end.
         """
         requests = self.requests.drain()
-        sample = self.in_flight.sample(now, requests)
+        sample = self.in_flight.sample(now)
         if self.engine is None:
-            return TrackedWork(sample, requests)
+            return TrackedWork(_with_tokens(sample, requests), requests)
         page, compared, announces = self.engine.read(now), self._compared, self.in_flight
         compared.add(sample, page.sample, self.engine.in_flight)
         announced = announces.announced if self._by_spans else announces.surely_announced
         agree = compared.agree is not False  # also while the page is not read any more
         hidden = compared.alone(2 * max(self.engine.interval, self._period))
         self._by_spans = bool(announced) and agree and not hidden and not self.requests.missing
-        self._until = self._until if self._by_spans else self.engine.until
-        later = [one for one in (*self._later, *requests) if one.end > self._until]
+        shown = page.sample
+        repeated = shown is not None and shown.start < self._spans_until
+        if shown is not None and not (self._by_spans or repeated):
+            self._until = shown.end
+        later = [one for one in self._later if one.end > self._until]
+        new = [one for one in requests if one.end > self._until]
         if self._by_spans:
-            self._later = []
-            return TrackedWork(sample, later)
-        self._later = later[-_MAX_ENDED:]
-        return page
+            self._later, self._spans_until = [], now
+            return TrackedWork(_with_tokens(sample, new), [*later, *new])
+        self._later = [*later, *new][-_MAX_ENDED:]
+        return page._replace(sample=None, requests=[], generated=()) if repeated else page
 
     def update_living(self, directory: ProcessDirectory, now: int) -> None:
         """Remove the ranks of ended processes; the others keep their numbers."""

@@ -64,26 +64,26 @@ def span(number: int, start: float, end: float, name: str = "chat", parent: byte
 def test_requests_in_flight_are_the_mean_over_the_sample() -> None:
     requests = watched()
     requests.add(SERVER, [starts(1, 1), starts(2, 2), ends(1, 3)], 4 * SECOND)
-    sample = requests.sample(4 * SECOND, ())
+    sample = requests.sample(4 * SECOND)
     assert sample.in_flight == pytest.approx((2 + 2) / 4)
     assert (sample.arrivals, sample.completions) == (2, 1)
     assert (sample.start, sample.end) == (0, 4 * SECOND)
-    following = requests.sample(6 * SECOND, ())
+    following = requests.sample(6 * SECOND)
     assert following.in_flight == 1
     assert (following.start, following.arrivals, following.completions) == (4 * SECOND, 0, 0)
 
 
 def test_start_that_is_read_late_counts_from_the_last_sample_on() -> None:
     requests = watched()
-    requests.sample(2 * SECOND, ())
+    requests.sample(2 * SECOND)
     requests.add(SERVER, [starts(1, 1)], 3 * SECOND)
-    assert requests.sample(4 * SECOND, ()).in_flight == 1
+    assert requests.sample(4 * SECOND).in_flight == 1
 
 
 def test_start_in_the_future_does_not_make_the_load_negative() -> None:
     requests = watched()
     requests.add(SERVER, [starts(1, 10**6), ends(1, 10**6)], SECOND)
-    assert requests.sample(SECOND, ()).in_flight == 0
+    assert requests.sample(SECOND).in_flight == 0
 
 
 def test_children_and_other_processes_are_no_requests() -> None:
@@ -91,13 +91,13 @@ def test_children_and_other_processes_are_no_requests() -> None:
     requests.add(SERVER, [starts(1, 0, parent=ident(9)), ends(9, 0)], SECOND)
     requests.add(OTHER, [starts(2, 0)], SECOND)
     assert len(requests) == 0
-    assert requests.sample(SECOND, ()).in_flight == 0
+    assert requests.sample(SECOND).in_flight == 0
 
 
 def test_repeated_start_counts_once() -> None:
     requests = watched()
     requests.add(SERVER, [starts(1, 0), starts(1, 0)], SECOND)
-    assert requests.sample(SECOND, ()).arrivals == 1
+    assert requests.sample(SECOND).arrivals == 1
 
 
 def test_requests_of_an_ended_process_are_dropped() -> None:
@@ -115,7 +115,7 @@ def test_requests_of_an_ended_process_are_dropped() -> None:
 def test_request_with_a_lost_end_is_dropped_after_an_hour() -> None:
     requests = watched()
     requests.add(SERVER, [starts(1, 0), starts(2, 10)], 10 * SECOND)
-    requests.sample(MAX_AGE + SECOND, ())
+    requests.sample(MAX_AGE + SECOND)
     assert len(requests) == 1
 
 
@@ -124,7 +124,7 @@ def test_received_span_closes_a_request_with_a_lost_end() -> None:
     requests.add(SERVER, [starts(1, 1)], SECOND)
     requests.received(SERVER, span(1, 1, 2))
     assert len(requests) == 0
-    assert requests.sample(4 * SECOND, ()).in_flight == pytest.approx(0.25)
+    assert requests.sample(4 * SECOND).in_flight == pytest.approx(0.25)
 
 
 def test_requests_in_flight_are_bounded() -> None:
@@ -136,8 +136,11 @@ def test_requests_in_flight_are_bounded() -> None:
 
 
 def test_tokens_of_a_sample_are_those_of_the_requests_that_became_known() -> None:
-    known = [RequestTimes(0, 1, None, None, 100, 20), RequestTimes(0, 1)]
-    sample = watched().sample(SECOND, known)
+    work = JobWork("chat", settings(), 0)
+    known = span(1, 0, 1)._replace(tokens_in=100, tokens_out=20)
+    work.add(received(known, span(2, 0, 1)), SECOND)
+    sample = work.read_requests(SECOND).sample
+    assert sample is not None
     assert (sample.input_tokens, sample.output_tokens) == (100, 20)
 
 
