@@ -393,7 +393,7 @@ class Ledger:
             inference_idle=snapshot.spans.inference_idle,
             unmetered=snapshot.spans.unmetered,
             inference_host_idle=snapshot.spans.inference_host_idle,
-            engines=snapshot.spans.engines,
+            engines=(*snapshot.spans.engines, *snapshot.spans.former_engines),
         )
 
     def _remembered(self, account: DomainAccount) -> DomainAccount:

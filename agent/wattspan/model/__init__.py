@@ -81,6 +81,7 @@ from wattspan.model.spans import StaticBasis as StaticBasis
 from wattspan.model.spans import StaticPower as StaticPower
 from wattspan.model.spans import StaticSplit as StaticSplit
 from wattspan.model.spans import UnmeteredRow as UnmeteredRow
+from wattspan.model.spans import former_engines as former_engines
 from wattspan.model.spans import service_label as service_label
 from wattspan.model.tuning import CapKey as CapKey
 from wattspan.model.tuning import CapperFigures as CapperFigures

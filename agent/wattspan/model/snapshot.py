@@ -449,7 +449,7 @@ class Checkpoint:
     The accounts are settled up to ``readings``. The next run measures pending energy again, so no
     energy is lost or counted twice. Readings and the identity of ``processes`` are valid only
     within the boot ``boot_id``; totals are valid in any boot. The sums are those of a Snapshot;
-    ``spans``, ``outside``, ``unmetered``, ``engines`` and those of ``inference`` are those of
+    ``spans``, ``outside``, ``unmetered``, ``engines`` (former ones last) and ``inference`` those of
     SpanAccounts. ``since`` is None in a checkpoint of an older release.
     """
 

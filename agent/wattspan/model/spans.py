@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -202,6 +202,20 @@ class EngineRow:
         return self.engine, self.model, self.owner
 
 
+MAX_FORMER_ENGINES = 64
+"""Engines that are not configured any more whose totals are kept for their return."""
+
+
+def former_engines(rows: Iterable[EngineRow], configured: Collection[str]) -> tuple[EngineRow, ...]:
+    """The rows of engines that are not configured, those that were configured last first.
+
+    ``rows`` are those of a checkpoint, with the engines of its run first.
+    """
+    own = [row for row in rows if row.engine not in configured]
+    kept = [*dict.fromkeys(row.engine for row in own)][:MAX_FORMER_ENGINES]
+    return tuple(row for row in own if row.engine in kept)
+
+
 @dataclass(frozen=True, slots=True)
 class SpanAccounts:
     """All totals of spans since the start of the agent; no counter ever falls."""
@@ -228,3 +242,4 @@ class SpanAccounts:
     inference_waiting: int = 0  # requests whose energy has not settled
     unmetered: tuple[UnmeteredRow, ...] = ()
     engines: tuple[EngineRow, ...] = ()
+    former_engines: tuple[EngineRow, ...] = ()  # configured in earlier runs: kept, not shown

@@ -36,6 +36,7 @@ from wattspan.model import (
     Snapshot,
     SourceHealth,
     SpanAccounts,
+    former_engines,
 )
 from wattspan.plugins import (
     AwaitedSources,
@@ -251,14 +252,15 @@ def build_agent(
             kubelet.add_thread("wattspan-pods", pods.run)
             kubelet.health_checks.append(pods.health)
         engines: EngineScrapers | None = None
+        earlier = checkpoint.engines if checkpoint else ()
+        former = former_engines(earlier, [one.label for one in config.serving.engine])
         if config.serving.engine:
             from wattspan.service.engine_scraper import EngineScrapers  # most agents read none
 
-            earlier = checkpoint.engines if checkpoint else ()
             engines = EngineScrapers(core, resolver, earlier, tuning.pages)
 
         def span_accounts() -> SpanAccounts:
-            found = spans.accounts()
+            found = replace(spans.accounts(), former_engines=former)
             return found if engines is None else replace(found, engines=engines.rows(found))
 
         serving = () if engines is None else (engines.services,)

@@ -15,6 +15,7 @@ from wattspan.model import (
     Consumer,
     Domain,
     DomainAccount,
+    EngineRow,
     GapReason,
     Group,
     GroupKind,
@@ -27,6 +28,7 @@ from wattspan.model import (
     Provenance,
     Reading,
     Remainder,
+    SpanAccounts,
     Thing,
     ThingKind,
     Tick,
@@ -702,3 +704,13 @@ def test_idle_power_of_an_earlier_run_makes_one_from_a_start_under_load_doubtful
     assert account.idle_power + account.idle_power_error >= 60_000
     kept = ledger.checkpoint(ledger.snapshot(at, "h")).accounts
     assert {one.idle_power for one in kept} == {quiet.idle_power}, "the earlier one is kept"
+
+
+def test_checkpoint_has_the_totals_of_engines_that_are_not_configured() -> None:
+    host = world()
+    spans = SpanAccounts(
+        engines=(EngineRow("chat", "m", "ann"),), former_engines=(EngineRow("old", "m", "ann"),)
+    )
+    snapshot = replace(host.ledger.snapshot(host.clock.now(), "h"), spans=spans)
+    written = unpack_checkpoint(pack_checkpoint(host.ledger.checkpoint(snapshot)))
+    assert [row.engine for row in written.engines] == ["chat", "old"]
