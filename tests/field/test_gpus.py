@@ -1,6 +1,7 @@
 """Boards whose counter and power disagree, that measure nothing, or that are suspended.
 
-``[board]`` names the vendor and model; each ``[[phase]]`` lasts ``seconds``, in which the power
+``[board]`` names the vendor and model, the highest ``limit`` in watts, and functions and fields of
+the driver that it ``refuses``; each ``[[phase]]`` lasts ``seconds``, in which the power
 sensor shows ``shown`` watts, the counter counts ``counted`` watts, and the board is ``busy``
 (percent). ``status`` is the kernel's ``power/runtime_status``. The other keys hold at the end of
 the phase: the ``basis`` of the energy, whether both ``disagree`` ("yes", "no", "unknown"), a part
@@ -117,6 +118,9 @@ class NvidiaBoard(Board):
             self.clock, self.gpu,
             average=facts.get("average", True), counter=facts.get("counter", True),
         )  # fmt: skip
+        if "limit" in facts:
+            self.gpu.limits |= dict.fromkeys((188, 189, 190, 192), 1000 * facts["limit"])
+        self.nvml.errors |= dict.fromkeys(facts.get("refuses", ()), 3)
         self.gpu.joules = facts.get("joules", 1000.0)
         settings = NvmlSettings(energy=facts.get("energy", "auto"))
         self.session = nvml_session(self.nvml, settings, self.context(), nested=False)

@@ -19,6 +19,7 @@ from wattspan.model import (
     Microjoules,
     Milliwatts,
     Nanoseconds,
+    PowerLimits,
     Provenance,
     Reading,
     Thing,
@@ -83,7 +84,9 @@ class GpuSampler:
         self._rest = Nanoseconds(0)
         self._at = clock.now()
         self._gauges = GpuGauges()
-        self._ceiling: Milliwatts | None = None  # the highest limit that the board has reported
+        self._ceiling: Milliwatts | None = None  # the highest limit that the board accepts
+        self._highest = 0  # of all limits that the board has reported; 0: none yet
+        self._excess: Milliwatts | None = None  # the power that was read last and cannot be
         self._shortest: int = settings.interval  # of samples
         self._interval: int = self._shortest
         self._awaits_sample = False  # no read before the next sample
@@ -150,22 +153,22 @@ class GpuSampler:
         looks = self._gauge_pace.begin(at.mono, forced=usage_due or status_due or not counted)
         if looks:
             self._look(at, energy, status=status_due)
-        clear = self._count(at, energy, self._gauges.draw if looks else None, into)
-        self._deadline = None if clear else self._edges.clear_after(at.mono)
-        self._take_used(into)
         status: GpuStatus | None = None
         error: Exception | None = None  # of the status; it costs neither energy nor usage
         if status_due:
             with self._status_pace:
                 try:
                     status = self.device.status(at)
+                    self._learn_limits(status.limits)  # the power is judged by them
                 except Exception as fault:  # noqa: BLE001 - it is raised after the usage
                     error = fault
+        clear = self._count(at, energy, self._gauges.draw if looks else None, into)
+        self._deadline = None if clear else self._edges.clear_after(at.mono)
+        self._take_used(into)
         into.usages += usage.measure(at, self._gauges.busy, looked=looks, settle=usage_due)
         if error is not None:
             raise error
         if status is not None:
-            self._ceiling = status.limits.maximum or self._ceiling
             into.usages += usage.follow(at)
             into.gpus.append(self._completed(status))
         self._follow_facts()
@@ -190,9 +193,32 @@ class GpuSampler:
         """Read power and utilisation, just after the energy. ``status`` is read next."""
         with self._gauge_pace:
             device = self.device
-            self._gauges = device.gauges_before_status() if status else device.gauges()
+            gauges = device.gauges_before_status() if status else device.gauges()
+            self._excess = None
+            self._gauges = self._plausible(gauges)
         if self._gauges.module is not None:
             self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
+
+    def _learn_limits(self, limits: PowerLimits) -> None:
+        self._ceiling = limits.maximum or self._ceiling
+        known = (limits.maximum, limits.default, limits.requested, limits.enforced)
+        self._highest = max(self._highest, *(limit or 0 for limit in known))
+        self._gauges = self._plausible(self._gauges)
+
+    def _plausible(self, gauges: GpuGauges) -> GpuGauges:
+        """The gauges without a power that is far above each limit of the board.
+
+        Laptops report four times as much as they draw, and some of their figures are right.
+        """
+        most = _TRANSIENT_FACTOR * self._highest or _DEFAULT_MAX_POWER
+
+        def power(read: Milliwatts | None) -> Milliwatts | None:
+            return None if read is None or read > most else read
+
+        average, instant, draw = map(power, (gauges.average, gauges.instant, gauges.draw))
+        if gauges.draw is not None and draw is None:
+            self._excess = gauges.draw
+        return gauges._replace(average=average, instant=instant, draw=draw or average or instant)
 
     @property
     def _max_power(self) -> Milliwatts:
@@ -439,7 +465,9 @@ class GpuSampler:
         """Everything that is wrong with this GPU, as long as it is."""
         device, meter, check = self.device, self._meter, self._check
         found = device.calls.failures(self._call_failure)
-        if (self._gauges.draw is None and self._refused) or meter.unmeasured:
+        if self._excess is not None:
+            found.append(self._excessive(self._excess))
+        elif (self._gauges.draw is None and self._refused) or meter.unmeasured:
             found.append(self._without_figures())
         doubts: list[tuple[str, str]] = []
         distrust = device.messages.untrusted
@@ -459,6 +487,13 @@ class GpuSampler:
         found += (self._failure(counter, Trouble.MALFORMED, *doubt) for doubt in doubts)
         found.extend(device.usage.failures(self._failure))
         return found
+
+    def _excessive(self, power: Milliwatts) -> Failure:
+        """The failure of a power that no board with these limits draws."""
+        limit = (self._highest or _DEFAULT_MAX_POWER) / 1000
+        cause = f"the GPU reports {power / 1000:.0f} W, and its highest limit is {limit:.0f} W"
+        remedy = "This power is ignored; another version of the driver may help."
+        return self._failure("power", Trouble.MALFORMED, cause, remedy)
 
     def _without_figures(self) -> Failure:
         """The failure of a GPU without energy and power."""

@@ -440,7 +440,11 @@ def test_graphics_of_an_apu_count_as_its_processor(tmp_path: Path, rail: str | N
     if rail is not None:
         (chip / "in1_label").write_text(rail)
     host = Host(tmp_path / "gpus", sysfs=tmp_path / "sys")
-    host.smi.replies["amdsmi_get_power_info"] = lambda told: {**told, "current_socket_power": 2400}
+    host.smi.replies |= {
+        "amdsmi_get_power_info": lambda told: {**told, "current_socket_power": 2400},
+        # The limit of an MI355X; more than twice it would be unknown.
+        "amdsmi_get_power_cap_info": lambda told: {**told, "max_power_cap": 1_400_000_000},
+    }
     batch = host.run(0.1)
     (domain,), (status,) = batch.domains, batch.gpus
     assert status.power_instant == (None if rail == "vddnb\n" else 2_400_000)

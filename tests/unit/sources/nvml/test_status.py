@@ -211,3 +211,16 @@ def test_field_of_an_unknown_type_is_unknown() -> None:
     bench.turn()
     assert bench.statuses[0].limits.default is None
     assert bench.statuses[0].limits.maximum == 700_000
+
+
+def test_power_beyond_each_limit_is_unknown_until_it_is_plausible() -> None:
+    bench = Bench(FakeGpu("GPU-a", watts=1_401.0))
+    bench.turn()
+    bench.run(2)
+    assert bench.statuses[-1].power_average is None
+    assert bench.statuses[-1].energy_basis == "counter"
+    assert any("reports 1401 W" in one.cause for one in bench.batch.failures)
+    bench.nvml.draw(bench.gpu, 650.0)
+    bench.run(2)
+    assert bench.statuses[-1].power_average == 650_000
+    assert not bench.batch.failures
