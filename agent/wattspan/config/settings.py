@@ -421,11 +421,15 @@ def ineffective_settings(config: Config) -> Iterator[str]:
             "[[caps.priority]] has no effect without a budget: set [caps] budget_watts, budget_file"
             " or ceiling_users, or remove it."
         )
-    if tuned.mode == "off" and (tuned.job or tuned.gpus):
-        named = "[[autotune.job]]" if tuned.job else "[autotune] gpus"
+    if tuned.mode == "off" and (tuned.job or tuned.gpus or tuned.groups):
+        named = "[autotune] gpus" if tuned.gpus else "[autotune] groups"
+        named = "[[autotune.job]]" if tuned.job else named
         yield f'{named} has no effect with [autotune] mode = "off": set "advise" or "apply".'
     if tuned.mode != "off":
         yield from _tracked_engines(config)
+    for key in ("forward_headers", "forward_headers_file", "forward_spool"):
+        if getattr(config.spans, key) and not config.spans.forward:
+            yield f"[spans] {key} has no effect without a collector: set [spans] forward."
 
 
 def _tracked_engines(config: Config) -> Iterator[str]:

@@ -68,7 +68,11 @@ def test_config_check_skips_disabled_parts(tmp_path: Path) -> None:
 
 
 def test_config_check_advises_a_file_for_each_inline_secret(tmp_path: Path) -> None:
-    secrets = '[spans]\nforward_headers = "a=sesame"\n[exporters.otlp]\nheaders = "b=sesame"\n'
+    collector = "http://collector:4318"
+    secrets = (
+        f'[spans]\nforward = "{collector}"\nforward_headers = "a=sesame"\n'
+        f'[exporters.otlp]\nendpoint = "{collector}"\nheaders = "b=sesame"\n'
+    )
     code, said = check(tmp_path, secrets)
     assert code == 0
     assert [line.rpartition("name that in ")[2] for line in said] == [

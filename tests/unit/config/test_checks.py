@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from wattspan.config import Config, TunedJobSettings, load
+from wattspan.config.settings import ineffective_settings
 from wattspan.ports import ConfigError
 
 JOB = '[[autotune.job]]\nspan = "step"\n'
@@ -282,3 +283,18 @@ def test_tuning_is_enabled_by_two_environment_variables() -> None:
     )
     assert (config.autotune.mode, config.autotune.max_slowdown) == ("apply", 0.05)
     assert config.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('[autotune]\ngroups = ["web.service"]', ["[autotune] groups"]),
+        ('[autotune]\ngpus = ["0"]\ngroups = ["web.service"]', ["[autotune] gpus"]),
+        ('[spans]\nforward_headers = "x-tenant=a"', ["[spans] forward_headers"]),
+        ("[spans]\nforward_spool = true", ["[spans] forward_spool"]),
+        ('[spans]\nforward = "http://127.0.0.1:4318"\nforward_spool = true', []),
+    ],
+)
+def test_setting_without_what_it_needs_is_told(text: str, named: list[str], tmp_path: Path) -> None:
+    sentences = list(ineffective_settings(read(text, tmp_path)))
+    assert [one.partition(" has no effect")[0] for one in sentences] == named
