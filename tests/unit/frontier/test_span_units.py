@@ -118,8 +118,9 @@ def test_invalid_work_is_no_work_and_named(bench: Bench, samples: float) -> None
 
 
 def test_unreadable_spans_are_named(bench: Bench) -> None:
-    with pytest.raises(urllib.error.HTTPError):
+    with pytest.raises(urllib.error.HTTPError) as refusal:
         bench.post(b"no spans")
+    refusal.value.close()
     assert bench.units.trouble == "It sent 1 requests or spans that cannot be read."
 
 
