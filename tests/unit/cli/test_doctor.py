@@ -191,7 +191,7 @@ def test_agent_that_answers_elsewhere_is_a_warning_with_the_remedy(agents: Confi
         listen = Listen(f"127.0.0.1:{agent.port}")
         (finding,) = examine_agent(replace(agents, exporters={"p": plugin.settings(listen=listen)}))
     assert finding.mark is Severity.WARN
-    assert finding.detail.endswith(f", but one answers at {listen}")
+    assert finding.detail.endswith(f", but a program answers as an agent at {listen}")
     assert "another [agent] run_dir" in finding.remedy
 
 
@@ -598,11 +598,23 @@ def test_port_in_use_by_another_program_is_a_failure() -> None:
     assert f"cannot listen at {listen}: address already in use" in finding.detail
 
 
-def test_port_in_use_by_a_running_agent_is_ok() -> None:
-    with serving() as agent:
+@pytest.mark.parametrize("runs", [True, False])
+def test_port_in_use_by_a_running_agent_is_ok(runs: bool, tmp_path: Path) -> None:
+    """Any program may answer as the agent does; the run directory is the agent's."""
+    with serving() as agent, socket.socket(socket.AF_UNIX) as api:
+        api.bind(str(tmp_path / "api.sock"))
+        if runs:
+            api.listen()
         listen = Listen(f"127.0.0.1:{agent.port}")
-        (finding,) = examine_ports(Config(exporters={"p": plugin.settings(listen=listen)}))
-    assert finding == Finding(Severity.OK, "exporters.p", f"a running agent answers at {listen}")
+        exporters = {"p": plugin.settings(listen=listen)}
+        run_dir = AgentSettings(run_dir=str(tmp_path))
+        (finding,) = examine_ports(Config(agent=run_dir, exporters=exporters))
+    if runs:
+        detail = f"a running agent answers at {listen}"
+        assert finding == Finding(Severity.OK, "exporters.p", detail)
+    else:
+        assert finding.mark is Severity.WARN
+        assert "unknown by whom" in finding.detail
 
 
 def test_exporter_without_listener_has_no_port_finding() -> None:

@@ -120,8 +120,14 @@ class Agent(http.server.BaseHTTPRequestHandler):
     do_GET = lambda self: (self.send_response(200), self.end_headers())
     log_message = lambda *_: None
 
-host, port, user = sys.argv[1:]
+host, port, user, run_dir = sys.argv[1:]
+if run_dir:
+    api = socket.socket(socket.AF_UNIX)
+    api.bind(f"{run_dir}/otlp.sock")
+    os.chmod(f"{run_dir}/otlp.sock", 0o666)
 os.setuid(int(user))
+if run_dir:
+    api.listen()
 http.server.HTTPServer.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 server = http.server.HTTPServer((host, int(port)), Agent)
 print("ready", flush=True)
@@ -129,36 +135,49 @@ server.serve_forever()
 """
 
 
-def imitated(held: ExitStack, host: str, port: int, user: int) -> None:
-    """A program of ``user`` that answers as the agent does."""
-    program = [sys.executable, "-c", IMITATION, host, str(port), str(user)]
+def imitated(held: ExitStack, host: str, port: int, user: int, run_dir: Path | None) -> None:
+    """A program of ``user`` that answers as the agent does, with the agent's socket or without."""
+    arguments = host, str(port), str(user), str(run_dir or "")
+    program = [sys.executable, "-c", IMITATION, *arguments]
     child = held.enter_context(subprocess.Popen(program, stdout=subprocess.PIPE, text=True))
     held.callback(child.kill)
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "mark"),
-    [
-        (os.getuid(), os.getuid(), Severity.OK),
-        (None, os.getuid(), Severity.WARN),
-        pytest.param(0, 65534, Severity.WARN, marks=pytest.mark.needs_root),
-    ],
-)
-def test_program_that_answers_as_the_agent_at_the_other_address_is_found(
-    first: int | None,
-    second: int,
-    mark: Severity,
-    tmp_path: Path,
-    free_port: Callable[[], int],
+OTHER_USER = pytest.param(65534, marks=pytest.mark.needs_root)
+
+
+@pytest.mark.parametrize("user", [os.getuid(), OTHER_USER])
+@pytest.mark.parametrize("runs", [True, False])
+def test_program_that_answers_as_the_agent_is_one_only_with_its_run_directory(
+    runs: bool, user: int, tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
-    port = free_port()
-    http = Listen(f"127.0.0.1:{port}")
+    http = Listen(f"127.0.0.1:{free_port()}")
+    with ExitStack() as held:
+        imitated(held, "127.0.0.1", http.port, user, tmp_path if runs else None)
+        found = told(tmp_path, "spans.http", http=http)["spans.http"]
+    assert found.mark is (Severity.OK if runs else Severity.WARN)
+    assert ("a running agent answers" if runs else "unknown by whom") in found.detail
+
+
+@pytest.mark.parametrize("imitator", [os.getuid(), OTHER_USER])
+@pytest.mark.parametrize("first", [True, False])
+def test_program_that_answers_as_the_agent_at_one_address_of_localhost_is_found(
+    first: bool, imitator: int, tmp_path: Path, free_port: Callable[[], int]
+) -> None:
+    """Another process is no agent while one runs: neither of another user nor of the same."""
+    http = Listen(f"127.0.0.1:{free_port()}")
     if other_loopback(http) is None:
         pytest.skip("this host has no IPv6")
     with ExitStack() as held:
-        if first is not None:
-            imitated(held, "127.0.0.1", port, first)
-        imitated(held, "::1", port, second)
-        assert told(tmp_path, http=http)["spans.http"].mark is mark
+        imitated(held, "127.0.0.1", http.port, imitator if first else os.getuid(), None)
+        imitated(held, "::1", http.port, os.getuid() if first else imitator, None)
+        assert told(tmp_path, http=http)["spans.http"].mark is Severity.WARN
+        agent = socket.socket(socket.AF_UNIX)
+        held.enter_context(agent)
+        agent.bind(str(tmp_path / "otlp.sock"))
+        agent.listen()
+        found = told(tmp_path, http=http)["spans.http"]
+    assert found.mark is Severity.WARN
+    assert "unknown by whom" in found.detail

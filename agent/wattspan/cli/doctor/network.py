@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,7 +20,14 @@ from wattspan.http.access_policy import (
 from wattspan.model.settings import Listen, Table, keys
 from wattspan.otlp.destination import Destination, parse_destination
 from wattspan.ports import ConfigError
-from wattspan.service.configuration import metrics_destination, run_directory, second_listener
+from wattspan.sdk import API_SOCKET, OTLP_HTTP_SOCKET
+from wattspan.service.configuration import (
+    agent_directories,
+    metrics_destination,
+    run_directory,
+    second_listener,
+)
+from wattspan.util.unix_sockets import PeerCredentials, peer_credentials
 
 CONNECT_TIMEOUT = 1.0  # seconds
 
@@ -46,9 +52,10 @@ def examine_ports(config: Config) -> Iterator[Finding]:
         listen = getattr(table, "listen", None)
         if isinstance(listen, Listen) and listen:
             where = f"exporters.{name}"
-            is_agent = partial(_answers_as_agent, listen, table)
+            answers = partial(_answers_as_agent, listen, table)
+            proven = partial(_has_agent, config, listen)
             remedy = f"Set {where}.listen to a free address of this host."
-            yield _port(where, listen, is_agent, failure, "", remedy)
+            yield _port(where, listen, answers, proven, failure, "", remedy)
 
 
 def _answers_as_agent(listen: Listen, table: Table) -> bool:
@@ -65,7 +72,8 @@ def _is_local_agent(listen: Listen, settings: AccessSettings) -> bool:
 def _port(
     what: str,
     listen: Listen,
-    is_agent: Callable[[], bool],
+    answers: Callable[[], bool],
+    proven: Callable[[], bool],
     problem: Callable[[str, str, str], Finding],
     consequence: str,
     remedy: str,
@@ -73,9 +81,53 @@ def _port(
     cause = listen_error(listen)
     if cause is None:
         return ok(what, f"{listen} is free")
-    if is_agent():
+    if not answers():
+        return problem(what, f"cannot listen at {listen}: {cause}{consequence}", remedy)
+    if proven():
         return ok(what, f"a running agent answers at {listen}")
-    return problem(what, f"cannot listen at {listen}: {cause}{consequence}", remedy)
+    return declared("listener-unproven", what=what, listen=listen, port=listen.port)
+
+
+def _has_agent(config: Config, listen: Listen) -> bool:
+    """True if the kernel shows that agents of this host have all listeners at an address.
+
+    Any user may listen there before the agent, and answer as it does. Its run directory is its own:
+    the kernel names the processes that listen on its Unix sockets. Without rights to see their
+    descriptors, it shows the same user only.
+    """
+    from wattspan.processes.inspector import ProcessInspector, listening_sockets  # heavy for --help
+
+    names = (API_SOCKET, OTLP_HTTP_SOCKET)
+    paths = (f"{place}/{name}" for place in agent_directories(config) for name in names)
+    agents = {one for path in paths if (one := _listener_of(path)).uid is not None}
+    found = socket.getaddrinfo(listen.host or None, listen.port, type=socket.SOCK_STREAM)
+    ends = {str(end[0]).partition("%")[0] for *_, end in found}
+    owners = [
+        owner
+        for at, port, owner in listening_sockets(Path("/proc/self/net"))
+        if port == listen.port
+        and (at.is_unspecified or str(getattr(at, "ipv4_mapped", None) or at) in ends)
+    ]
+    kernel = ProcessInspector()
+    try:
+        return bool(owners) and all(
+            any(
+                agent.uid == owner.user
+                and (agent.pid is None or kernel.holds(agent.pid, owner.inode) is not False)
+                for agent in agents
+            )
+            for owner in owners
+        )
+    finally:
+        kernel.close()
+
+
+def _listener_of(path: str) -> PeerCredentials:
+    """The process that listens on a Unix socket."""
+    try:
+        return _connect_unix(path)
+    except OSError:
+        return PeerCredentials()
 
 
 def tcp_listeners(config: Config) -> Iterator[tuple[str, AccessSettings, list[Listen]]]:
@@ -153,8 +205,8 @@ def examine_spans(config: Config) -> Iterator[Finding]:
     if spans.http:
         yield _span_port(config, "http", spans.http, partial(_is_local_agent, spans.http, spans))
         if other := second_listener(config):
-            is_agent = partial(_have_one_owner, spans.http, other)
-            found = _span_port(config, "http", other, is_agent, required=False)
+            answers = partial(_is_local_agent, other, spans)
+            found = _span_port(config, "http", other, answers, required=False)
             if found.mark is not Severity.OK:
                 yield found
     if spans.grpc:
@@ -179,28 +231,11 @@ def examine_engines(config: Config) -> Iterator[Finding]:
         yield ok(what, f"{engine.url} ({engine.kind}{who}), each {engine.interval}; up: {seen}")
 
 
-def _have_one_owner(*listens: Listen) -> bool:
-    """True if one user has these listeners: another program may answer as the agent does."""
-    owners = {_listening_user(listen) for listen in listens}
-    return len(owners) == 1 and None not in owners
-
-
-def _listening_user(listen: Listen) -> int | None:
-    """The user whose socket listens at an address of this host; None for an unknown one."""
-    from wattspan.processes.inspector import listening_sockets  # heavy for `--help`
-
-    address = ipaddress.ip_address(listen.host)
-    for *end, owner in listening_sockets(Path("/proc/self/net")):
-        if end == [address, listen.port]:
-            return owner.user
-    return None
-
-
 def _span_port(
     config: Config,
     key: str,
     listen: Listen,
-    is_agent: Callable[[], bool],
+    answers: Callable[[], bool],
     *,
     required: bool = True,
 ) -> Finding:
@@ -209,7 +244,8 @@ def _span_port(
     return _port(
         f"spans.{key}",
         listen,
-        is_agent,
+        answers,
+        partial(_has_agent, config, listen),
         failure if required else warning,
         f"; the agent {result}",
         f"Find the program with `ss -ltnp sport = :{listen.port}` and end it, or set [spans] {key} "
@@ -266,7 +302,8 @@ def _collector(destination: Destination, waiting: str) -> Finding:
     return ok(what, f"{destination} can be reached")
 
 
-def _connect_unix(path: str) -> None:
+def _connect_unix(path: str) -> PeerCredentials:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(CONNECT_TIMEOUT)
         probe.connect(path)
+        return peer_credentials(probe)
