@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +33,7 @@ EXPORTERS = "wattspan.exporters"
 ACTUATORS = "wattspan.actuators"
 
 P = TypeVar("P", SourcePlugin, ExporterPlugin, ActuatorPlugin)
+T = TypeVar("T")
 EntryPoints = Callable[[str], Iterable[EntryPoint]]
 
 
@@ -174,7 +176,6 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
     failures = [_failure(broken.table, broken.cause, broken.remedy) for broken in plugins.broken]
     for name, plugin in plugins.sources.items():
         settings = config.sources[name]
-        begin = context.clock.monotonic()
         try:
             source = plugin.open(settings, context)
         except WattspanError:
@@ -182,11 +183,7 @@ def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> Op
                 each.close()
             raise
         except Exception as error:  # noqa: BLE001 - a failing source must not affect others
-            failure, again = _attempt_failure(name, error, context.clock.monotonic() - begin)
-            if not again:
-                failures.append(failure)
-                continue
-            awaited_failures[name] = failure
+            awaited_failures[name] = _open_failure(f"sources.{name}", error)
             source = None
         if source is not None:
             opened[name] = source
@@ -207,76 +204,75 @@ def _open_present(
 
 
 AWAITED_INTERVAL, LONGEST_RETRY = 5 * SECOND, 300 * SECOND
-"""Interval between two attempts to open a source that found nothing to read, and the longest one
-between those of a source that fails."""
-
-SLOW_ATTEMPT = SECOND
-"""An attempt that takes longer and fails is the last one: the next would keep the thread that
-reads all counters from them for as long."""
+"""Pause between two attempts to open a plugin that found nothing to read, and the longest one
+between those of a plugin that fails."""
 
 
-def _attempt_failure(name: str, error: Exception, took: int) -> tuple[Failure, bool]:
-    """The failure of an attempt to open a source, and whether it is tried again."""
-    cause, remedy = f"it does not open, {_cause(error)}", _REPORT
-    again = took <= SLOW_ATTEMPT
-    if not again:
-        cause += f" (after {took / SECOND:.1f} s)"
-        remedy = f"It is not tried again until a restart, as it would delay the others. {_REPORT}"
-    return _failure(f"sources.{name}", cause, remedy), again
+class AwaitedPlugins:
+    """Opens plugins whose driver is loaded, or that failed, while the agent runs.
 
-
-class AwaitedSources:
-    """Opens sources whose driver is loaded, or whose device can be reached, while the agent runs.
-
-    For one thread.
+    Attempts are made in ``run``, by a thread of its own: an attempt may take long, and delays the
+    other attempts only.
     """
 
-    def __init__(
+    def __init__(self, clock: Clock, log: Callable[[str], None] = lambda _: None) -> None:
+        self._clock, self._log = clock, log
+        self._attempts: dict[str, Callable[[], bool]] = {}
+        self._failures: dict[str, Failure] = {}
+        self._retries: dict[str, RetryBackoff] = {}
+        self._stop = threading.Event()
+
+    def expect(
         self,
-        openers: Mapping[str, Callable[[], CounterSource | None]],
-        clock: Clock,
-        log: Callable[[str], None] = lambda _: None,
+        family: str,
+        openers: Mapping[str, Callable[[], T | None]],
+        use: Callable[[T], object],
         failures: Mapping[str, Failure] = MappingProxyType({}),
     ) -> None:
-        """The first attempts were made just now, with the ``failures`` of some by name."""
-        self._openers = dict(openers)
-        self._clock = clock
-        self._due = clock.monotonic() + AWAITED_INTERVAL
-        self._log = log
-        self._failures = dict(failures)
-        self._retries = {name: RetryBackoff(AWAITED_INTERVAL, LONGEST_RETRY) for name in openers}
+        """Await plugins, which ``use`` receives once they are open. Before ``run`` only.
+
+        ``failures`` are those of the first attempts, which were made just now.
+        """
+        for name, open_plugin in openers.items():
+            table = f"{family}.{name}"
+            self._attempts[table] = partial(self._open, open_plugin, use)
+            self._retries[table] = RetryBackoff(AWAITED_INTERVAL, LONGEST_RETRY)
+            if name in failures:
+                self._failures[table] = failures[name]
+
+    def _open(self, open_plugin: Callable[[], T | None], use: Callable[[T], object]) -> bool:
+        plugin = open_plugin()
+        if plugin is not None and not self._stop.is_set():
+            use(plugin)
+        return plugin is not None
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Those of the last attempts."""
-        return tuple(self._failures.values())
+        """Those of the last attempts. Safe from any thread."""
+        return tuple(self._failures.copy().values())
 
-    def found(self, now: int) -> list[CounterSource]:
-        """The sources that can be read now, each once; tried again every few seconds."""
-        if now < self._due or not self._openers:
-            return []
-        self._due = now + AWAITED_INTERVAL
-        found: list[CounterSource] = []
-        for name, open_source in [*self._openers.items()]:
-            if not self._retries[name].is_due(now):
+    def run(self, stop: threading.Event) -> None:
+        """Try every few seconds until ``stop``."""
+        self._stop = stop
+        while not stop.wait(AWAITED_INTERVAL / SECOND):
+            self.turn()
+
+    def turn(self) -> None:
+        """Try to open each plugin that is due."""
+        for table, attempt in [*self._attempts.items()]:
+            if not self._retries[table].is_due(self._clock.monotonic()):
                 continue
-            begin = self._clock.monotonic()
             try:
-                source = open_source()
-            except Exception as error:  # noqa: BLE001 - a failing source must not affect others
-                took = self._clock.monotonic() - begin
-                self._failures[name], again = _attempt_failure(name, error, took)
-                self._retries[name].failed(now)
-                if not again:
-                    del self._openers[name]
+                opened = attempt()
+            except Exception as error:  # noqa: BLE001 - a failing plugin must not affect others
+                self._failures[table] = _open_failure(table, error)
+                self._retries[table].failed(self._clock.monotonic())
                 continue
-            self._failures.pop(name, None)
-            self._retries[name].reset()
-            if source is not None:
-                del self._openers[name]
-                found.append(source)
-                self._log(f"The source {name} has found counters, and is read from now on.")
-        return found
+            self._failures.pop(table, None)
+            self._retries[table].reset()
+            if opened:
+                del self._attempts[table]
+                self._log(f"The plugin [{table}] is open, and in use from now on.")
 
 
 def source_advice(plugins: Plugins, config: Config, name: str) -> Iterator[str]:
@@ -300,7 +296,7 @@ def open_exporters(plugins: Plugins, config: Config, context: ExporterContext) -
         except WattspanError:
             raise
         except Exception as error:  # noqa: BLE001 - a failing exporter must not affect others
-            failures.append(_failure(f"exporters.{name}", f"it does not open, {_cause(error)}"))
+            failures.append(_open_failure(f"exporters.{name}", error))
             continue
         if exporter is not None:
             opened[name] = exporter
@@ -314,6 +310,10 @@ def exporter_faults(plugins: Plugins, config: Config) -> Iterator[str]:
             yield from plugin.faults(config.exporters[name])
         except Exception as error:  # noqa: BLE001 - the check of others continues
             yield f"[exporters.{name}] cannot be checked, {_cause(error)}. {_REPORT}"
+
+
+def _open_failure(table: str, error: Exception) -> Failure:
+    return _failure(table, f"it does not open, {_cause(error)}")
 
 
 def _failure(table: str, cause: str, remedy: str = _REPORT) -> Failure:

@@ -9,7 +9,7 @@ from testbed.field import FieldCase, build_tree, field_cases
 from testbed.waiting import eventually
 
 from wattspan.config import Config
-from wattspan.plugins import AwaitedSources, Plugins, open_sources
+from wattspan.plugins import AwaitedPlugins, Plugins, open_sources
 from wattspan.ports import CounterSource, SourceContext
 from wattspan.sources.hwmon.source import HwmonSettings
 from wattspan.sources.hwmon.source import plugin as hwmon
@@ -33,14 +33,16 @@ def test_late_driver_is_found_within_the_period_of_nvidia(case: FieldCase, tmp_p
     config = Config(sources={"hwmon": HwmonSettings(), "rapl": RaplSettings()})
     opened = open_sources(plugins, config, SourceContext(clock, FakeDirectory(), sysfs=tmp_path))
     sources = list(opened.sources.values())
-    awaited = AwaitedSources(opened.awaited, clock, lines.append)
+    awaited = AwaitedPlugins(clock, lines.append)
+    awaited.expect("sources", opened.awaited, sources.append)
     try:
         assert {one.name for one in sources} == set(case["expected"]["read_before"])
-        assert awaited.found(clock.monotonic()) == []
+        awaited.turn()
+        assert len(sources) == len(opened.sources)
         build_tree(case["after"], tmp_path)
         for _ in range(PERIOD):
             clock.advance(1)
-            sources += awaited.found(clock.monotonic())
+            awaited.turn()
         expected = set(case["expected"]["domains"])
         eventually(lambda: set().union(*map(listed, sources)) == expected, "all domains")
         assert len(lines) == len(sources) - len(opened.sources)

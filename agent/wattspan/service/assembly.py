@@ -39,7 +39,7 @@ from wattspan.model import (
     former_engines,
 )
 from wattspan.plugins import (
-    AwaitedSources,
+    AwaitedPlugins,
     Plugins,
     open_exporters,
     open_sources,
@@ -185,6 +185,8 @@ def build_agent(
         pools = Pools()
         edges = WindowEdges(pools)
         failures = list(opened.failures)
+        awaited, late = AwaitedPlugins(clock, log), ServiceGroup("plugins")
+        late.add_thread("wattspan-plugins", awaited.run, timeout=1.0)
 
         def open_all() -> Iterator[Exporter]:
             context = ExporterContext(clock, __version__, log, refusals.counter, principals, pools)
@@ -264,7 +266,15 @@ def build_agent(
             return found if engines is None else replace(found, engines=engines.rows(found))
 
         serving = () if engines is None else (engines.services,)
-        services = (footprint.services, kubelet, spans.services, *serving, tuning.services, fleet)
+        services = (
+            late,
+            footprint.services,
+            kubelet,
+            spans.services,
+            *serving,
+            tuning.services,
+            fleet,
+        )
         poller = Poller(
             clock,
             ledger,
@@ -277,7 +287,10 @@ def build_agent(
             providers=SnapshotProviders(
                 agent_usage=own_usage(),
                 health=lambda: (
-                    *(SourceHealth(one.source, False, 0, 1, (one,)) for one in failures),
+                    *(
+                        SourceHealth(one.source, False, 0, 1, (one,))
+                        for one in (*failures, *awaited.failures)
+                    ),
                     *((store.health,) if store is not None else ()),
                     *(one for group in services for one in group.health()),
                     *health(),
@@ -302,9 +315,9 @@ def build_agent(
             recorders={DEVICES: devices.record},
             save=store.write_latest if store is not None else None,
             alive=alive,
-            awaited=AwaitedSources(opened.awaited, clock, log, opened.awaited_failures),
             sleep=demand.sleep_until,
         )
+        awaited.expect("sources", opened.awaited, poller.add, opened.awaited_failures)
         undo.pop_all()
         return Agent(
             poller,

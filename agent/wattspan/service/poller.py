@@ -41,7 +41,6 @@ from wattspan.model import (
     Usage,
 )
 from wattspan.model.snapshot import FleetAccounts
-from wattspan.plugins import AwaitedSources
 from wattspan.ports import (
     Batch,
     Clock,
@@ -346,15 +345,14 @@ class Poller:
         recorders: Mapping[str, TickRecorder] = MappingProxyType({}),
         save: Callable[[Checkpoint], None] | None = None,
         alive: Callable[[], None] = lambda: None,
-        awaited: AwaitedSources | None = None,
         sleep: Callable[[int], None] | None = None,
     ) -> None:
         """``observers`` and ``recorders`` have names that health shows.
 
         ``demand`` has the interval of ticks. ``save`` receives the checkpoint of each snapshot
         before it is published. ``alive`` is called in every cycle, and at least every ``MAX_SLEEP``
-        between cycles. ``awaited`` opens sources that are read as soon as they find something.
-        ``sleep`` returns at a monotonic time, or earlier when the interval may have changed.
+        between cycles. ``sleep`` returns at a monotonic time, or earlier when the interval may have
+        changed.
         """
         self._clock = clock
         self._ledger = ledger
@@ -362,7 +360,7 @@ class Poller:
         self._cover = Cover()
         self._counters = FrozenCounters()
         self._sources = [self._monitored(source) for source in sources]
-        self._awaited = awaited or AwaitedSources({}, clock)
+        self._added = deque[CounterSource]()
         self._usage = MonitoredUsage(usage)
         self._directory = directory
         self._traced: set[Consumer] = set()  # users of devices whose ancestors were described
@@ -484,7 +482,6 @@ class Poller:
             gpus=self._gpus,
             health=(
                 *(source.health() for source in self._sources),
-                *(SourceHealth(one.source, False, 0, 1, (one,)) for one in self._awaited.failures),
                 self._usage.health(),
                 *(one for observer in self._observers for one in observer.health()),
                 *(one for recorder in self._recorders for one in recorder.health()),
@@ -525,16 +522,20 @@ class Poller:
         self.publish()
         self._checkpoint = self._ledger.checkpoint(self.view())
 
+    def add(self, source: CounterSource) -> None:
+        """Read one more source, from the next cycle on. Safe from any thread."""
+        self._added.append(source)
+
     def close(self) -> None:
         """Close all sources, whether or not others fail."""
         with contextlib.ExitStack() as every:
             every.callback(self._usage.source.close)
-            for source in self._sources:
-                every.callback(source.source.close)
+            for source in (*self._added, *(one.source for one in self._sources)):
+                every.callback(source.close)
 
     def _sample(self, *, settle: bool) -> Tick:
-        for found in self._awaited.found(self._clock.monotonic()):
-            self._sources.append(self._monitored(found))
+        while self._added:
+            self._sources.append(self._monitored(self._added.popleft()))
             self._told = None
         batches = {source.source.name: source.read() for source in self._sources}
         changed = self._cover.update(

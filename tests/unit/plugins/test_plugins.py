@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint
 
@@ -12,7 +13,7 @@ from wattspan.plugins import (
     AWAITED_INTERVAL,
     EXPORTERS,
     SOURCES,
-    AwaitedSources,
+    AwaitedPlugins,
     Plugins,
     discover,
     load_actuators,
@@ -141,12 +142,14 @@ def test_late_source_that_fails_does_not_keep_others_from_being_found() -> None:
     def broken() -> CounterSource | None:
         raise OSError("no bus")
 
-    awaited = AwaitedSources({"broken": broken, "late": lambda: answers.pop(0)}, ManualClock(0))
-    assert awaited.found(AWAITED_INTERVAL - 1) == []
-    assert awaited.found(AWAITED_INTERVAL) == []
+    awaited, found = AwaitedPlugins(ManualClock(0)), list[CounterSource]()
+    awaited.expect("sources", {"broken": broken, "late": lambda: answers.pop(0)}, found.append)
+    awaited.turn()
     assert [one.cause for one in awaited.failures] == ["it does not open, OSError: no bus"]
-    assert [one.name for one in awaited.found(2 * AWAITED_INTERVAL)] == ["replay"]
-    assert awaited.found(3 * AWAITED_INTERVAL) == []
+    assert found == []
+    for _ in range(2):
+        awaited.turn()
+        assert [one.name for one in found] == ["replay"]
 
 
 def test_disabled_source_is_not_awaited() -> None:
@@ -169,13 +172,15 @@ def test_awaited_source_is_opened_only_where_something_may_be_present() -> None:
 
     plugin = SourcePlugin(Table, open_source, present=lambda _: bool(present))
     plugins = Plugins(sources={"late": plugin})
-    awaited = AwaitedSources(
-        open_sources(plugins, Config(sources={"late": Table()}), CONTEXT).awaited, ManualClock(0)
-    )
-    assert awaited.found(AWAITED_INTERVAL) == []
+    awaited, found = AwaitedPlugins(ManualClock(0)), list[CounterSource]()
+    first = open_sources(plugins, Config(sources={"late": Table()}), CONTEXT)
+    awaited.expect("sources", first.awaited, found.append)
+    awaited.turn()
+    assert found == []
     assert len(opened) == 1, "at the start only"
     present.append(CONTEXT)
-    assert len(awaited.found(2 * AWAITED_INTERVAL)) == 1
+    awaited.turn()
+    assert len(found) == 1
 
 
 def test_advice_of_a_faulty_plugin_is_its_fault() -> None:
@@ -216,10 +221,14 @@ def test_named_actuators_that_are_not_installed_are_an_error() -> None:
         actuators_of(["lumen"], ("other", "plugin_bench:actuators"))
 
 
-def test_source_that_raises_at_opening_is_opened_later() -> None:
+@pytest.mark.parametrize("seconds", [0, 90])
+def test_source_that_raises_at_opening_is_opened_later(seconds: int) -> None:
+    """However long an attempt takes: it delays no measurement."""
+    clock, found = ManualClock(0), list[CounterSource]()
     answers: list[Exception | CounterSource] = [OSError("no bus"), OSError("no bus")]
 
     def open_source(settings: Table, context: SourceContext) -> CounterSource | None:
+        clock.advance(seconds)
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -227,11 +236,15 @@ def test_source_that_raises_at_opening_is_opened_later() -> None:
 
     plugins = Plugins(sources={"bmc": SourcePlugin(Table, open_source)})
     opened = open_sources(plugins, Config(sources={"bmc": Table()}), CONTEXT)
-    awaited = AwaitedSources(opened.awaited, ManualClock(0), failures=opened.awaited_failures)
+    awaited = AwaitedPlugins(clock)
+    awaited.expect("sources", opened.awaited, found.append, opened.awaited_failures)
     assert [one.cause for one in awaited.failures] == ["it does not open, OSError: no bus"]
-    assert awaited.found(AWAITED_INTERVAL) == []
+    awaited.turn()
+    assert found == []
     answers.append(ReplaySource([]))
-    assert [one.name for one in awaited.found(2 * AWAITED_INTERVAL)] == ["replay"]
+    clock.advance(AWAITED_INTERVAL / SECOND)
+    awaited.turn()
+    assert [one.name for one in found] == ["replay"]
     assert awaited.failures == ()
 
 
@@ -242,34 +255,35 @@ def test_source_that_keeps_failing_is_opened_less_often() -> None:
         attempts.append(1)
         raise OSError("no bus")
 
-    awaited = AwaitedSources({"broken": broken}, ManualClock(0))
-    for turn in range(1, 1 + 3600 * SECOND // AWAITED_INTERVAL):
-        awaited.found(turn * AWAITED_INTERVAL)
+    clock = ManualClock(0)
+    awaited = AwaitedPlugins(clock)
+    awaited.expect("sources", {"broken": broken}, attempts.remove)
+    for _ in range(3600 * SECOND // AWAITED_INTERVAL):
+        clock.advance(AWAITED_INTERVAL / SECOND)
+        awaited.turn()
     assert 12 <= len(attempts) <= 20
 
 
-@pytest.mark.parametrize("slow_at", [0, 1])
-def test_source_that_fails_slowly_is_not_opened_again(slow_at: int) -> None:
-    """The attempts are made in the thread that reads all counters."""
-    clock, attempts = ManualClock(0), list[int]()
+def test_plugin_that_opens_after_the_end_is_not_used() -> None:
+    stop, used = threading.Event(), list[int]()
 
-    def open_source(settings: Table, context: SourceContext) -> CounterSource | None:
-        if len(attempts) == slow_at:
-            clock.advance(2)
-        attempts.append(clock.monotonic())
-        raise OSError("timed out")
+    def open_late() -> int:
+        stop.set()
+        return 1
 
-    plugins = Plugins(sources={"bmc": SourcePlugin(Table, open_source)})
-    config, context = Config(sources={"bmc": Table()}), SourceContext(clock, FakeDirectory())
-    opened = open_sources(plugins, config, context)
-    awaited = AwaitedSources(opened.awaited, clock, failures=opened.awaited_failures)
-    for _ in range(100):
-        clock.advance(60)
-        assert awaited.found(clock.monotonic()) == []
-    assert len(attempts) == 1 + slow_at
-    (failure,) = (*opened.failures, *awaited.failures)
-    assert "OSError: timed out (after 2.0 s)" in failure.cause
-    assert "not tried again until a restart" in failure.remedy
+    class Passing(threading.Event):
+        """Its time passes at once."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            return stop.is_set()
+
+        def is_set(self) -> bool:
+            return stop.is_set()
+
+    awaited = AwaitedPlugins(ManualClock(0))
+    awaited.expect("sources", {"late": open_late}, used.append)
+    awaited.run(Passing())
+    assert used == []
 
 
 def test_failures_of_other_parts_are_not_those_of_awaited_sources_of_the_name() -> None:

@@ -36,7 +36,7 @@ TREATMENT = {
     "service/agent.py:Agent._run": [ENDS_AGENT],
     "service/agent.py:ServiceGroup.add_thread": [AGAIN],
     "service/assembly.py:FootprintTracker.__init__": [GUARDED],
-    "service/assembly.py:build_agent": [AGAIN],
+    "service/assembly.py:build_agent": [AGAIN, AGAIN],
     "service/capper_process.py:CapperProcess.start": [AGAIN],
     "service/engine_scraper.py:EngineScrapers.__init__": [AGAIN],
     "service/plan_processes.py:search_plan": [TOLD],

@@ -133,6 +133,19 @@ def poller(
     )
 
 
+def test_added_source_is_read_from_the_next_cycle_on_and_closed() -> None:
+    clock = ManualClock()
+    first, second = Burning(clock), ReplaySource([Batch(domains=())])
+    one = poller(clock, [first], first)
+    one.add(second)
+    ticks(clock, one, 2)
+    assert [row.source for row in one.view().health][:2] == [first.name, "replay"]
+    late = ReplaySource([])
+    one.add(late)
+    one.close()
+    assert (second.closed, late.closed) == (True, True)
+
+
 def test_tick_is_recorded_when_sampled_and_before_it_is_settled() -> None:
     clock, recorded = ManualClock(), list[Tick]()
     source = Burning(clock)
