@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import EntryPoint
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from wattspan.config import TABLES, Config, ConfigSchema
 from wattspan.model import SECOND, Failure, Trouble
@@ -150,21 +150,23 @@ _REPORT = "This is a fault of the plugin: report it to its authors, or set enabl
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedPlugins:
-    """Opened sources and exporters by name, and failures.
+class OpenedPlugins(Generic[T]):
+    """Opened sources or exporters by name, and failures.
 
-    ``awaited`` opens the sources that found nothing to read, or failed: a driver may be loaded, and
+    ``awaited`` opens the plugins that found nothing to read, or failed: a driver may be loaded, and
     a device be reached, at any time. Their failures by name are apart from ``failures``.
     """
 
     sources: Mapping[str, CounterSource] = field(default_factory=dict)
     exporters: Mapping[str, Exporter] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
-    awaited: Mapping[str, Callable[[], CounterSource | None]] = field(default_factory=dict)
+    awaited: Mapping[str, Callable[[], T | None]] = field(default_factory=dict)
     awaited_failures: Mapping[str, Failure] = field(default_factory=dict)
 
 
-def open_sources(plugins: Plugins, config: Config, context: SourceContext) -> OpenedPlugins:
+def open_sources(
+    plugins: Plugins, config: Config, context: SourceContext
+) -> OpenedPlugins[CounterSource]:
     """Open all sources that the configuration does not turn off.
 
     SourceError for an unavailable source with ``enabled = true``, after those opened before are
@@ -283,24 +285,30 @@ def source_advice(plugins: Plugins, config: Config, name: str) -> Iterator[str]:
         yield f"[sources.{name}] cannot be checked, {_cause(error)}. {_REPORT}"
 
 
-def open_exporters(plugins: Plugins, config: Config, context: ExporterContext) -> OpenedPlugins:
+def open_exporters(
+    plugins: Plugins, config: Config, context: ExporterContext
+) -> OpenedPlugins[Exporter]:
     """Construct all exporters that the configuration does not turn off; none is started.
 
-    ExporterError for an invalid setting, because an agent without its exporter is useless.
+    ExporterError for an invalid setting, because an agent without its exporter is useless. Any
+    other error becomes a failure of that exporter, which is awaited.
     """
     opened: dict[str, Exporter] = {}
-    failures: list[Failure] = []
+    awaited: dict[str, Callable[[], Exporter | None]] = {}
+    failures: dict[str, Failure] = {}
     for name, plugin in plugins.exporters.items():
+        open_exporter = partial(plugin.open, config.exporters[name], context)
         try:
-            exporter = plugin.open(config.exporters[name], context)
+            exporter = open_exporter()
         except WattspanError:
             raise
         except Exception as error:  # noqa: BLE001 - a failing exporter must not affect others
-            failures.append(_open_failure(f"exporters.{name}", error))
+            failures[name] = _open_failure(f"exporters.{name}", error)
+            awaited[name] = open_exporter
             continue
         if exporter is not None:
             opened[name] = exporter
-    return OpenedPlugins(exporters=opened, failures=tuple(failures))
+    return OpenedPlugins(exporters=opened, awaited=awaited, awaited_failures=failures)
 
 
 def exporter_faults(plugins: Plugins, config: Config) -> Iterator[str]:

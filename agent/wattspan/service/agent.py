@@ -106,16 +106,20 @@ class ExporterGroup:
     def start(self, view: SnapshotView) -> None:
         """Start all exporters; ExporterError for the first one that cannot start."""
         for exporter in self._exporters:
-            try:
-                exporter.start(view)
-            except WattspanError:
-                raise
-            except Exception as error:
-                raise ExporterError(
-                    f"Cannot start the exporter {exporter.name!r}: {type(error).__name__}: "
-                    f"{error}. Report it to its authors, or turn it off in the configuration."
-                ) from error
-            self._started.append(exporter)
+            self.add(exporter, view)
+
+    def add(self, exporter: Exporter, view: SnapshotView) -> None:
+        """Start one more exporter; ExporterError if it cannot start. Safe from any thread."""
+        try:
+            exporter.start(view)
+        except WattspanError:
+            raise
+        except Exception as error:
+            raise ExporterError(
+                f"Cannot start the exporter {exporter.name!r}: {type(error).__name__}: "
+                f"{error}. Report it to its authors, or turn it off in the configuration."
+            ) from error
+        self._started.append(exporter)
 
     def drops(self) -> dict[str, int]:
         """Dropped exports by exporter, of those that report them."""

@@ -184,15 +184,17 @@ def build_agent(
         principals = PeerPrincipalLookup(clock, resolver)
         pools = Pools()
         edges = WindowEdges(pools)
-        failures = list(opened.failures)
         awaited, late = AwaitedPlugins(clock, log), ServiceGroup("plugins")
         late.add_thread("wattspan-plugins", awaited.run, timeout=1.0)
 
         def open_all() -> Iterator[Exporter]:
             context = ExporterContext(clock, __version__, log, refusals.counter, principals, pools)
             found = open_exporters(plugins, config, context)
-            failures.extend(found.failures)
+            awaited.expect("exporters", found.awaited, add_exporter, found.awaited_failures)
             yield from found.exporters.values()
+
+        def add_exporter(exporter: Exporter) -> None:
+            exporters.add(exporter, latest.view)
 
         # Opened at their start, after the first reading of the counters: the second, which gives
         # the first joules, is due by the time that their modules are imported.
@@ -289,7 +291,7 @@ def build_agent(
                 health=lambda: (
                     *(
                         SourceHealth(one.source, False, 0, 1, (one,))
-                        for one in (*failures, *awaited.failures)
+                        for one in (*opened.failures, *awaited.failures)
                     ),
                     *((store.health,) if store is not None else ()),
                     *(one for group in services for one in group.health()),

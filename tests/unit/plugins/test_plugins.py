@@ -5,6 +5,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from testbed import plugin_bench
 
+from wattspan.attribution.ledger import Ledger, LedgerSettings
 from wattspan.config import Config
 from wattspan.model import SECOND
 from wattspan.model.settings import Table
@@ -25,11 +26,16 @@ from wattspan.ports import (
     ActuatorPlugin,
     ConfigError,
     CounterSource,
+    Exporter,
     ExporterContext,
+    ExporterPlugin,
+    SnapshotView,
     SourceContext,
     SourceError,
     SourcePlugin,
 )
+from wattspan.service.agent import ExporterGroup
+from wattspan.service.poller import LatestSnapshot
 from wattspan.testing import FakeDirectory, ManualClock, ReplaySource
 
 
@@ -133,7 +139,50 @@ def test_exporter_that_raises_at_opening_does_not_affect_others() -> None:
     plugins = installed(exporters=[("bad", "plugin_bench:crashing_exporter")])
     opened = open_exporters(plugins, configured(plugins), EXPORTER_CONTEXT)
     assert opened.exporters == {}
-    assert "exporters.bad" in str(opened.failures[0])
+    assert [*opened.awaited] == ["bad"]
+    assert "exporters.bad" in str(opened.awaited_failures["bad"])
+
+
+class Receiver:
+    """An exporter that raises ``error`` at its start."""
+
+    name, address, drops = "push", None, 0
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self._error = error
+
+    def start(self, view: SnapshotView) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None: ...
+
+
+def test_exporter_that_raises_at_opening_or_starting_is_opened_later() -> None:
+    clock, lines = ManualClock(0), list[str]()
+    view = LatestSnapshot(Ledger(LedgerSettings()).snapshot(clock.now(), "h")).view
+    answers: list[Exception | Exporter] = [OSError("no bus"), OSError("no bus")]
+    answers += [Receiver(OSError("no port")), last := Receiver()]
+
+    def open_exporter(settings: Table, context: ExporterContext) -> Exporter | None:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    plugins = Plugins(exporters={"push": ExporterPlugin(Table, open_exporter)})
+    opened = open_exporters(plugins, Config(exporters={"push": Table()}), EXPORTER_CONTEXT)
+    group, awaited = ExporterGroup(opened.exporters.values()), AwaitedPlugins(clock, lines.append)
+    awaited.expect(
+        "exporters", opened.awaited, lambda one: group.add(one, view), opened.awaited_failures
+    )
+    causes = ["OSError: no bus", "OSError: no bus", "ExporterError: Cannot start", ""]
+    for cause in causes:
+        assert [cause in str(one) for one in awaited.failures] == [True] * (cause != "")
+        assert list(group.started) == ([] if cause else [last])
+        clock.advance(300)
+        awaited.turn()
+    assert lines == ["The plugin [exporters.push] is open, and in use from now on."]
 
 
 def test_late_source_that_fails_does_not_keep_others_from_being_found() -> None:
