@@ -268,6 +268,45 @@ def test_source_without_figures_is_told_without_its_reason() -> None:
     assert only(checks, IDLE, "cpu 0").figures["closed_watts"] == pytest.approx(50.0, rel=0.01)
 
 
+@pytest.mark.parametrize("calls", ["read", "late read", "pace", "close"])
+def test_source_that_raises_is_a_failure_beside_the_others(calls: str) -> None:
+    class Raising(PacedBoards):
+        """A plugin at fault, at a rest or at a fine pace."""
+
+        def read(self) -> Batch:
+            fine = self.interval < SECOND
+            if calls == "read" or (calls == "late read" and fine):
+                raise ValueError("the bus of alice")
+            return super().read()
+
+        def pace(self, interval: int) -> None:
+            super().pace(interval)
+            if calls == "pace":
+                raise ValueError("no such pace")
+
+        def close(self) -> None:
+            super().close()
+            if calls == "close":
+                raise OSError("no such handle")
+
+    other = Host([Board(CPU)])
+    bad = Host([Board(replace(GPU, source="bad"))], clock=other.clock)
+    sources = {"moving": lambda: other.open("moving"), "bad": lambda: Raising(bad)}
+    tests = CounterTests(lambda name: sources[name](), [*sources], other.clock, lambda _: None)
+    checks = tests.run()
+    assert only(checks, IDLE, "cpu 0").finding.mark is Severity.OK
+    assert only(checks, STEPS, "cpu 0").finding.mark is Severity.OK
+    failed = [one for one in checks if one.test == SOURCES]
+    if "read" in calls:
+        (found,) = failed
+        assert found.finding.mark is Severity.FAIL
+        assert "it raised ValueError" in found.finding.detail
+        assert found.plain()["figures"] == {"opened": True, "trouble": Trouble.MALFORMED}
+    else:
+        assert failed == []
+    assert "alice" not in json.dumps([one.plain() for one in checks])
+
+
 def test_slow_board_beside_a_fast_one_has_its_power_while_closed() -> None:
     host = Host([Board(CPU), Board(GPU, late=1500 * MILLISECOND)], paced=True)
     _, checks = host.tests("moving")

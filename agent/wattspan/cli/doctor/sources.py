@@ -34,7 +34,7 @@ from wattspan.model import (
 )
 from wattspan.model.settings import Table
 from wattspan.plugins import Plugins, source_advice
-from wattspan.ports import Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
+from wattspan.ports import Batch, Clock, CounterSource, SourceContext, SourcePlugin, WattspanError
 from wattspan.sources.amdsmi.device import AMD
 from wattspan.sources.amdsmi.source import BindingError
 from wattspan.sources.amdsmi.source import load_binding as load_amdsmi
@@ -95,11 +95,11 @@ class SourceProbe:
         change = energy_between(domain, first, last)
         return mean_power(change.energy, change.duration) if isinstance(change, Interval) else None
 
-    def read(self, source: CounterSource, clock: Clock, done: Callable[[], bool]) -> None:
-        """Read until ``done``, or until the timeout."""
+    def read(self, source: Callable[[], Batch], clock: Clock, done: Callable[[], bool]) -> None:
+        """Read ``source`` until ``done``, or until the timeout."""
         deadline = clock.monotonic() + _TIMEOUT
         while True:
-            batch = source.read()
+            batch = source()
             self.domains = batch.domains
             self.last |= {reading.domain_id: reading for reading in batch.readings}
             self.failures |= dict.fromkeys(batch.failures)
@@ -228,16 +228,16 @@ def _probe(
 ) -> None:
     """Read ``source`` twice, a third time after some work if a counter stands still; close it."""
     try:
-        probe.read(source, clock, lambda: bool(probe.last or probe.failures))
+        probe.read(source.read, clock, lambda: bool(probe.last or probe.failures))
         probe.first = dict(probe.last)
         clock.sleep_until(clock.monotonic() + interval)
         probe.failures.clear()  # those of the second read count
-        probe.read(source, clock, lambda: probe.last != probe.first or not probe.last)
+        probe.read(source.read, clock, lambda: probe.last != probe.first or not probe.last)
         if probe.unmoved:
             work()
             clock.sleep_until(clock.monotonic() + interval)
             before = dict(probe.last)
-            probe.read(source, clock, lambda: probe.last != before)
+            probe.read(source.read, clock, lambda: probe.last != before)
             probe.frozen = probe.unmoved
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything
         probe.failures[Failure(name, "the source", Trouble.MALFORMED, _fault(error))] = None

@@ -7,7 +7,7 @@ and then with all sources open as the agent opens them. Nothing is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -37,7 +37,8 @@ from wattspan.model import (
     Provenance,
     Reading,
 )
-from wattspan.ports import Clock, CounterSource, PacedSource, SourceError
+from wattspan.ports import Batch, Clock, CounterSource, PacedSource, SourceError
+from wattspan.service.poller import MonitoredSource
 
 _FINE = 10 * MILLISECOND  # between reads that look for the steps of a counter
 _LOOK = MILLISECOND // 4  # between reads of a source whose files are read at once
@@ -80,7 +81,7 @@ class _Moves:
 
 
 class CounterTests:
-    """The tests of all sources that can be opened.
+    """The tests of all sources that can be opened. An exception of one is its failure.
 
     ``advance`` is told the nanoseconds that have passed since it was last told.
     """
@@ -115,10 +116,11 @@ class CounterTests:
                 if isinstance(source, Finding):
                     unopened.append(_source_check(name, source, {"opened": False}))
                     continue
-                stack.callback(source.close)
+                stack.callback(_close, source)
                 sources[name] = source
-            probes = self._hold(sources)
-            costs, moves = self._follow(sources)
+            reads = {name: MonitoredSource(one, self._clock).read for name, one in sources.items()}
+            probes = self._hold(sources, reads)
+            costs, moves = self._follow(sources, reads, probes)
         for probe in probes.values():
             self.domains |= {one.id: one for one in probe.domains if _is_tested(one)}
             self.gpus |= probe.gpus
@@ -147,33 +149,38 @@ class CounterTests:
         found = SourceProbe() if probe is None else probe
         found.last.clear()
         found.failures.clear()
+        read = MonitoredSource(source, self._clock).read
         try:
-            found.read(source, self._clock, partial(_is_complete, found))
+            found.read(read, self._clock, partial(_is_complete, found))
         finally:
-            source.close()
+            _close(source)
         if probe is None:
             found.first = dict(found.last)
         return found
 
-    def _hold(self, sources: Mapping[str, CounterSource]) -> dict[str, SourceProbe]:
+    def _hold(
+        self, sources: Mapping[str, CounterSource], reads: Mapping[str, Callable[[], Batch]]
+    ) -> dict[str, SourceProbe]:
         """Read all sources each second, as the agent does at rest."""
         probes = {name: SourceProbe() for name in sources}
         for name, source in sources.items():
-            if isinstance(source, PacedSource):
-                source.pace(SECOND)
+            _pace(source, SECOND)
             probe = probes[name]
-            probe.read(source, self._clock, partial(_is_complete, probe))
+            probe.read(reads[name], self._clock, partial(_is_complete, probe))
             probe.first = dict(probe.last)
             probe.failures.clear()  # those of the begin
         end = self._clock.monotonic() + self._periods.open
         while self._clock.monotonic() < end:
             self._wait(SECOND)
-            for name, source in sources.items():
-                probes[name].read(source, self._clock, lambda: True)
+            for name, read in reads.items():
+                probes[name].read(read, self._clock, lambda: True)
         return probes
 
     def _follow(
-        self, sources: Mapping[str, CounterSource]
+        self,
+        sources: Mapping[str, CounterSource],
+        reads: Mapping[str, Callable[[], Batch]],
+        probes: Mapping[str, SourceProbe],
     ) -> tuple[dict[str, list[int]], dict[str, _Moves]]:
         """The durations of reads by source, and the moves of counters by domain."""
         costs: dict[str, list[int]] = {name: [] for name in sources}
@@ -181,10 +188,10 @@ class CounterTests:
         for name, source in sources.items():
             paced = isinstance(source, PacedSource)
             start = self._clock.monotonic()
-            if isinstance(source, PacedSource):
-                source.pace(_FINE)
+            _pace(source, _FINE)
             while (began := self._clock.monotonic()) < start + self._periods.steps:
-                batch = source.read()
+                batch = reads[name]()
+                probes[name].failures |= dict.fromkeys(batch.failures)
                 costs[name].append(self._clock.monotonic() - began)
                 for reading in batch.readings:
                     if reading.at.mono >= start:  # those before are as far apart as the seconds
@@ -281,6 +288,17 @@ class CounterTests:
             )
             found = warning if gpu.energy_disagrees else ok
             yield Check(SENSORS, name, found(name, text), figures)
+
+
+def _pace(source: CounterSource, interval: int) -> None:
+    with suppress(Exception):  # costs its resolution only
+        if isinstance(source, PacedSource):
+            source.pace(interval)
+
+
+def _close(source: CounterSource) -> None:
+    with suppress(Exception):  # the others are tested
+        source.close()
 
 
 def _is_tested(domain: Domain) -> bool:
