@@ -41,16 +41,26 @@ JUNK = st.binary(max_size=60).map(lambda text: text.replace(b"\n", b" ")) | st.s
         b'vllm:prompt_tokens_total{a="b\\',
         b"vllm:prompt_tokens_total " + b"9" * 400,
         b"# vllm:prompt_tokens_total 5",
+        b'{"vllm:prompt_tokens_total',
+        b'{"vllm:prompt_tokens_total" a="b"} 7',
+        b'{"vllm:prompt_tokens_total","again"} 7',
+        b'{"vllm:prompt_tokens_total": 7}',
+        b'vllm:prompt_tokens_total{"again"} 7',
         b" vllm:prompt_tokens_total 5",
         b"\xff\xfe vllm:prompt_tokens_total 5",
     ]
 )
 
 
-def _line(name: str, labels: dict[str, str], value: float) -> str:
+def _line(name: str, labels: dict[str, str], value: float, *, quoted: bool = False) -> str:
+    """A sample; with ``quoted``, its names are written as those of UTF-8."""
+
     def escaped(text: str) -> str:
         return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
+    if quoted:
+        inside = "".join(f',"{key}"="{escaped(text)}"' for key, text in labels.items())
+        return f'{{"{name}"{inside}}} {value!r}'
     inside = ",".join(f'{key}="{escaped(text)}"' for key, text in labels.items())
     return f"{name}{{{inside}}} {value!r}" if labels else f"{name} {value!r}"
 
@@ -73,11 +83,14 @@ def _scanned(body: bytes) -> list[tuple[str, tuple[tuple[str, str], ...], float]
     )
 
 
-@given(SAMPLES)
+@given(SAMPLES, st.integers(0, 2**20 - 1))
 def test_scan_finds_what_the_parser_finds(
-    samples: list[tuple[str, str, dict[str, str], float]],
+    samples: list[tuple[str, str, dict[str, str], float]], quoted: int
 ) -> None:
-    lines = [_line(name + beside, labels, value) for name, beside, labels, value in samples]
+    lines = [
+        _line(name + beside, labels, value, quoted=bool(quoted >> at & 1))
+        for at, (name, beside, labels, value) in enumerate(samples)
+    ]
     assert _scanned("\n".join(lines).encode()) == _judged(lines)
 
 
@@ -88,7 +101,10 @@ def test_series_of_the_page_before_change_no_sample(
 ) -> None:
     known = KnownSeries()
     for more, time in [([], ""), *changes, ([], "")]:
-        lines = [_line(name + beside, labels, 7) for name, beside, labels, _ in first]
+        lines = [
+            _line(name + beside, labels, 7, quoted=len(name) % 2 == 0)
+            for name, beside, labels, _ in first
+        ]
         lines += [_line(name, labels, value) + time for name, _, labels, value in more]
         body = "\n".join(lines).encode()
         assert scan(body, NAMES, known) == scan(body, NAMES)
@@ -115,6 +131,7 @@ def test_any_body_is_read_or_refused(body: bytes) -> None:
             body,
             b"vllm:prompt_tokens_total" + body,
             b'x\nvllm:generation_tokens_total{"' + body,
+            b'{"vllm:generation_tokens_total"' + body,
         ):
             try:
                 reading = read_page(page, kind)

@@ -219,10 +219,14 @@ _MOST_COUNTED, _MOST = 1e15, 1e12  # in all, and between two readings: no engine
 _MODEL_LABELS = ("model_name", "model")
 _NAME = rb"[a-zA-Z_][a-zA-Z0-9_]*"
 _TEXT = rb'"(?:[^"\\\n]|\\.)*"'
-_LABELS = re.compile(
-    rb"\{[ \t]*((?:" + _NAME + rb"[ \t]*=[ \t]*" + _TEXT + rb"[ \t]*(?:,[ \t]*|(?=\})))*)\}"
+_KEY, _MORE = rb"(?:" + _NAME + rb"|" + _TEXT + rb")", rb"[ \t]*(?:,[ \t]*|(?=\}))"
+_LABELS = re.compile(  # after the name of the series, if it is quoted
+    rb"\{[ \t]*(?:(" + _TEXT + rb")" + _MORE + rb")?"
+    rb"((?:" + _KEY + rb"[ \t]*=[ \t]*" + _TEXT + _MORE + rb")*)\}"
 )
-_LABEL = re.compile(rb"(" + _NAME + rb")[ \t]*=[ \t]*(" + _TEXT + rb")")
+_LABEL = re.compile(rb"(" + _KEY + rb")[ \t]*=[ \t]*(" + _TEXT + rb")")
+_OTHER = re.compile(rb"\s*(?:[<\[]|\{\s*(?:\}|\Z|" + _TEXT + rb"\s*:))")
+"""The beginning of HTML and JSON, and of no line of a Prometheus page."""
 _VALUE = re.compile(rb"[ \t]*([-+]?[0-9.]{1,64}(?:[eE][-+]?[0-9]{1,9})?)(?=[ \t\r\n]|\Z)")
 _ESCAPED = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n"}
@@ -274,7 +278,7 @@ def scan(
 
     ``known`` are the series of the engine's last page, which those of this page replace.
     """
-    if body[:512].lstrip()[:1] in (b"<", b"{", b"["):
+    if _OTHER.match(body):
         raise OtherPageError("it is no Prometheus page but HTML or JSON")
     text, found = b"\n" + body, dict[str, list[tuple[_Labels, float]]]()
     before, present = known or {}, KnownSeries()
@@ -284,11 +288,11 @@ def scan(
         if count > MAX_SAMPLES:
             raise PageError(f"it has more than {MAX_SAMPLES} samples of tokens")
         end = text.find(b"\n", match.end())
-        line = text[match.start(1) : end if end >= 0 else None]
+        line = text[match.start() + 1 : end if end >= 0 else None]
         own, _, value = line.rpartition(b" ")
         series = before.get(own)
         if series is None:
-            series, at = _series(match[1].decode(), line)
+            series, at = _series((match[1] or match[2]).decode(), line)
             value = line[at:]
             own = own if at == len(own) else b""
         number = None if series is None else _number(value)
@@ -311,21 +315,30 @@ def scan(
 def _pattern(names: frozenset[str]) -> re.Pattern[bytes]:
     """The beginnings of lines with these names: faster than a search for each name."""
     each = b"|".join(re.escape(name.encode()) for name in sorted(names))
-    return re.compile(rb"\n(" + each + rb")(?=[{ \t])")
+    return re.compile(
+        rb"\n(?:(" + each + rb")(?=[{ \t])|\{[ \t]*\"(" + each + rb")\"(?=[ \t]*[,}]))"
+    )
 
 
 def _series(name: str, line: bytes) -> tuple[_Series | None, int]:
-    """The series of a line with this name, and where it ends; None if its labels are invalid."""
-    at = len(name)
+    """The series of a line with this name, and where it ends; None if its labels are invalid.
+
+    A name of UTF-8 stands quoted before the labels, as Prometheus 3 and OpenMetrics 2 permit.
+    """
+    quoted = line[:1] == b"{"
+    at = 0 if quoted else len(name)
     while line[at : at + 1] in (b" ", b"\t"):
         at += 1
     if line[at : at + 1] != b"{":
         return (name, (), 0) if at > len(name) else None, len(name)
     match = _LABELS.match(line, at, at + MAX_LABELS)
-    if match is None:
+    if match is None or quoted == (match[1] is None):
         return None, at
     labels = tuple(
-        sorted((key.decode(), _unquoted(quoted)) for key, quoted in _LABEL.findall(match[1]))
+        sorted(
+            (_unquoted(key) if key[:1] == b'"' else key.decode(), _unquoted(text))
+            for key, text in _LABEL.findall(match[2])
+        )
     )
     return (name, labels, sum(map(len, chain(*labels)))), match.end()
 
@@ -343,6 +356,7 @@ def _number(text: bytes) -> float | None:
 
 
 def _unquoted(quoted: bytes) -> str:
+    """The text in quotation marks."""
     text = quoted[1:-1].decode(errors="replace")
     return _ESCAPED.sub(lambda match: _ESCAPES.get(match[1], match[1]), text)
 
@@ -367,7 +381,9 @@ def read_page_with(
         needed = page.only if kind == "auto" else page.only[-1:]
         complete = all(name in samples for name in needed)
         newer = any(name in samples for name in page.without)
-        reused = kind == "auto" and any(b"\n" + one.encode() in body for one in page.never)
+        reused = kind == "auto" and any(
+            start + one.encode() in body for one in page.never for start in (b"\n", b'\n{"')
+        )
         if complete and not newer and not reused:
             return _reading(page, samples), samples
     which = "of a known engine" if kind == "auto" else f"of {kind}"
