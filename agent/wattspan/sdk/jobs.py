@@ -16,7 +16,6 @@ TYPE_CHECKING = False  # the sdk imports `typing` for type checkers only
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
     from typing import Any, Self
 
 JOBS_PATH = "/v1/jobs"
@@ -165,12 +164,7 @@ class JobDeclaration:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.withdraw()
 
     def __repr__(self) -> str:

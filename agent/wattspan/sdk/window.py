@@ -20,7 +20,6 @@ TYPE_CHECKING = False  # the sdk imports `typing` for type checkers only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
     from typing import Any, Self
 
     from wattspan.sdk import WatchRegistration
@@ -126,12 +125,7 @@ class Window:
 
     __enter__ = begin
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._ended:  # by a call of ``end`` in the block
             return
         if kind is None:
