@@ -32,7 +32,7 @@ from wattspan.spans.fair_division import (
     exclude_covered_time,
 )
 from wattspan.spans.open_spans import OpenSpans
-from wattspan.spans.packed_energy import CLOCK_MASK, SHARE, WHOLE, Lanes
+from wattspan.spans.packed_energy import CLOCK_MASK, SHARE, WHOLE
 from wattspan.spans.profiles import NO_ENERGY, EnergyProfile
 from wattspan.spans.step_division import StepDivider
 from wattspan.spans.values import (
@@ -284,9 +284,7 @@ class ProcessSpans:
                     share, time = self._waiting.pop(spans.id[i])
                     shares[i] += share
                     taken[i] += time
-        known = profile.known_types(starts, ends)
-        bases = profile.bases(starts, ends) if profile.lanes.static else ()
-        return self._results(spans, shares, taken, inclusives, known, profile.lanes, bases)
+        return self._results(spans, shares, taken, inclusives, profile, starts, ends)
 
     def _results(
         self,
@@ -294,11 +292,16 @@ class ProcessSpans:
         shares: Sequence[int],
         taken: Sequence[int],
         inclusives: IntervalEnergyColumns,
-        known: Sequence[Sequence[HwType]] | None,
-        lanes: Lanes,
-        bases: Sequence[StaticBasis | None],
+        profile: EnergyProfile,
+        starts: Sequence[int],
+        ends: Sequence[int],
     ) -> SpanEnergyColumns:
         """``taken``: the covered time in which each span was a leaf."""
+        lanes = profile.lanes
+        known = profile.known_types(starts, ends)
+        bases: Sequence[StaticBasis | None] = ()
+        if lanes.static:
+            bases = profile.bases(starts, ends)
         columns: Sequence[Sequence[Microjoules]] = lanes.share_columns(shares)
         static: Sequence[Microjoules | None] = ()
         parts: Sequence[Microjoules] = ()
@@ -429,9 +432,7 @@ class ProcessSpans:
             inclusives = profile.energies(began, list(begins), ended, list(stops))
         else:
             inclusives = profile.coverages(began, ended)
-        known = profile.known_types(began, ended)
-        bases = profile.bases(began, ended) if profile.lanes.static else ()
-        return self._results(spans, shares, taken, inclusives, known, profile.lanes, bases)
+        return self._results(spans, shares, taken, inclusives, profile, began, ended)
 
     # --------------------------------------------------------------------------------- outside
 
