@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from msgspec import Struct
 
@@ -71,17 +72,6 @@ class InferenceEntry(Struct, frozen=True):
     host: HostEnergyEntry | None = None
 
 
-class UnmeteredEntry(Struct, frozen=True):
-    """Requests to one language model of one service whose energy is unknown, by role."""
-
-    service: str
-    model: str
-    role: str
-    requests: int
-    tokens: dict[str, int]
-    owner: str = ""
-
-
 class EngineEntry(Struct, frozen=True):
     """A configured serving engine and one of its models; no model if it has none or names none.
 
@@ -121,16 +111,10 @@ def inference_entry(row: InferenceRow, text: Callable[[str], str]) -> InferenceE
     )
 
 
-def unmetered_entry(row: UnmeteredRow, text: Callable[[str], str]) -> UnmeteredEntry:
-    """The requests of a row; ``text`` cleans names."""
-    return UnmeteredEntry(
-        text(row.service),
-        text(row.model),
-        row.role,
-        row.requests,
-        dict(row.tokens),
-        text(row.owner),
-    )
+def printable_row(row: UnmeteredRow, text: Callable[[str], str]) -> UnmeteredRow:
+    """The row as it is served; ``text`` cleans names."""
+    service, model, owner = map(text, (row.service, row.model, row.owner))
+    return replace(row, service=service, model=model, owner=owner)
 
 
 def engine_entries(snapshot: Snapshot, text: Callable[[str], str]) -> list[EngineEntry]:

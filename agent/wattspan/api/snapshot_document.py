@@ -19,10 +19,9 @@ from wattspan.api.inference_entries import (
     ENGINE_SOURCE,
     EngineEntry,
     InferenceEntry,
-    UnmeteredEntry,
     engine_entries,
     inference_entry,
-    unmetered_entry,
+    printable_row,
 )
 from wattspan.model import (
     BaselineQuality,
@@ -41,6 +40,7 @@ from wattspan.model import (
     SpanAccounts,
     SpanRow,
     StaticBasis,
+    UnmeteredRow,
     service_label,
 )
 from wattspan.tuning.serialization import TuningDocument, tuning_document
@@ -185,7 +185,7 @@ class SpansEntry(Struct, frozen=True):
     inference: list[InferenceEntry] = []
     inference_idle_joules: float = 0.0
     inference_waiting: int = 0
-    unmetered: list[UnmeteredEntry] = []
+    unmetered: list[UnmeteredRow] = []
 
 
 class SourceEntry(Struct, frozen=True):
@@ -503,7 +503,7 @@ def _spans(spans: SpanAccounts) -> SpansEntry:
         [inference_entry(row, _text) for row in spans.inference],
         _joules(spans.inference_idle),
         spans.inference_waiting,
-        [unmetered_entry(row, _text) for row in spans.unmetered],
+        [printable_row(row, _text) for row in spans.unmetered],
     )
 
 

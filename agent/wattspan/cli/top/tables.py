@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from wattspan.api.inference_entries import EngineEntry, InferenceEntry, UnmeteredEntry
+from wattspan.api.inference_entries import EngineEntry, InferenceEntry
 from wattspan.api.snapshot_document import (
     DomainEntry,
     GroupEntry,
@@ -43,6 +43,7 @@ from wattspan.model import (
     TuningAccounts,
     TuningRow,
     TuningState,
+    UnmeteredRow,
     service_label,
 )
 from wattspan.util.text import printable
@@ -99,7 +100,7 @@ def _select(rows: list[E], names: Sequence[str], options: ViewOptions) -> list[E
     return found
 
 
-def _is_wanted(row: InferenceEntry | UnmeteredEntry | EngineEntry, options: ViewOptions) -> bool:
+def _is_wanted(row: InferenceEntry | UnmeteredRow | EngineEntry, options: ViewOptions) -> bool:
     name = row.engine if isinstance(row, EngineEntry) else row.service
     return options.filter.casefold() in f"{row.model} {name}".casefold()
 
