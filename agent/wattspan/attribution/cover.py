@@ -251,13 +251,9 @@ def explain(decided: Iterable[Domain], listed: Mapping[str, Domain]) -> list[Cov
 
 
 class Cover:
-    """The cover of a host in the course of time. For one thread.
+    """The cover of a host in the course of time. For one thread."""
 
-    ``patience``: nanoseconds without a reading after which a domain has none.
-    """
-
-    def __init__(self, patience: int = PRESENCE) -> None:
-        self._patience = patience
+    def __init__(self) -> None:
         self._listed: dict[str, tuple[Domain, ...]] = {}
         self._read: dict[str, int] = {}  # the time of the last reading, of domains that have any
         self._wanted: frozenset[str] = frozenset()
@@ -293,9 +289,7 @@ class Cover:
         appeared = not self._read.keys() >= read
         self._read |= dict.fromkeys(read, now)
         lost = [
-            key
-            for key, at in self._read.items()
-            if now - at > self._patience + self._rests.get(key, 0)
+            key for key, at in self._read.items() if now - at > PRESENCE + self._rests.get(key, 0)
         ]
         for key in lost:
             del self._read[key]

@@ -13,7 +13,7 @@ import ipaddress
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -113,14 +113,13 @@ class EngineDiscovery:
         self,
         root: Path = Path("/proc"),
         devices: Path = Path("/dev"),
-        connect: Callable[[str, int], KeptConnection] = KeptConnection,
         assigned: range | None = None,
         clock: Clock | None = None,
     ) -> None:
         """``assigned`` are the kernel's ports for sockets without one; None: those of procfs."""
         self._assigned = _assigned_ports(root) if assigned is None else assigned
         self._clock = clock or SystemClock()
-        self._root, self._devices, self._connect = root, str(devices), connect
+        self._root, self._devices = root, str(devices)
         self._kernel = ProcessInspector(root)
         self._families = ProcessFamilies(0)
         self._processes: dict[Consumer, _Process] = {}
@@ -250,7 +249,7 @@ class EngineDiscovery:
             return LeftOut(where, cause, "If it is an engine, read its /metrics yourself.")
         cause = "it has no page at /metrics"
         for path in page_paths("tensorrt-llm" if drains else "vllm"):
-            connection = self._connect(listener.host, listener.port)
+            connection = KeptConnection(listener.host, listener.port)
             try:
                 connection.open(TIMEOUT)
                 answer = connection.get(path, timeout=TIMEOUT, most=MAX_BODY, headers={})
