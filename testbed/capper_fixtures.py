@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed.capper_process import Gpu, gpu_at
+from testbed.capper_process import CapperProcess, Gpu, gpu_at
 from testbed.power_limits import PowerLimits
 from wattspan.emulation.host import EmulatedHost, profile_named
 
@@ -34,6 +35,17 @@ def gpu_fixture() -> Any:
             yield gpu
 
     return gpu
+
+
+def capper_fixture() -> Any:
+    """``capper``: a ready capper process of ``host``, whose GPU has the limit of ``gpu``."""
+
+    @pytest.fixture
+    def capper(host: EmulatedHost, tmp_path: Path, gpu: Gpu) -> Iterator[CapperProcess]:
+        with CapperProcess(host, tmp_path, autotune__floor=0.3) as capper:
+            yield capper.ready()
+
+    return capper
 
 
 def limits_fixture() -> Any:

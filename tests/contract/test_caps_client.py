@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 from testbed.capper_bench import Bench, W
 from testbed.capper_server import CapperServer
+from testbed.fixtures import entered, short_path
 from testbed.waiting import eventually
 
 from wattspan.capper.protocol import CapperClient
@@ -21,11 +21,7 @@ from wattspan.model import SECOND
 from wattspan.ports import Caps, CapsError
 from wattspan.testing import ManualClock
 
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="wattspan-") as folder:
-        yield Path(folder) / "capper.sock"
+path = entered(lambda: short_path("capper.sock"))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from testbed.etcd import EtcdCluster
+from testbed.fixtures import entered_once_in
 from testbed.memory_cluster import MemoryCluster
 from testbed.waiting import eventually
 
@@ -45,10 +46,7 @@ def memory_service() -> Iterator[Service]:
     yield Service(cluster.client, clock.advance, cluster.compact)
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
-        yield cluster
+cluster = entered_once_in(EtcdCluster, "etcd")
 
 
 def etcd_service(cluster: EtcdCluster) -> Iterator[Service]:

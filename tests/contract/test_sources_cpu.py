@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered_in
 from testbed.powercap_host import PowercapHost
 
 from wattspan.attribution.metering import energy_between
@@ -45,10 +46,7 @@ def hwmon(host: PowercapHost) -> CounterSource:
     return HwmonSource(host.tree.root, host.clock, {}, emulated=True)
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[PowercapHost]:
-    with PowercapHost(tmp_path) as host:
-        yield host
+host = entered_in(PowercapHost)
 
 
 @pytest.fixture(params=[powercap, pyrapl, hwmon, estimate])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from testbed.amd_boards import AmdFaults
 from testbed.amdsmi_library import build, environment
 from testbed.capper_process import CapperProcess, gpu_at
+from testbed.fixtures import entered
 from testbed.gpu_source_process import read_source
 from testbed.waiting import eventually
 
@@ -32,10 +32,7 @@ def test_package_and_a_c_library_feed_the_source(tmp_path: Path) -> None:
     assert told["failures"] == []
 
 
-@pytest.fixture
-def host() -> Iterator[EmulatedHost]:
-    with EmulatedHost(profile_named("one-socket-h100")) as host:
-        yield host
+host = entered(lambda: EmulatedHost(profile_named("one-socket-h100")))
 
 
 def test_capper_limits_boards_of_both_vendors_although_one_hangs(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered
 from testbed.program import ENVIRONMENT, PROGRAM, wattspan
 from testbed.requirements import ROOT
 from testbed.waiting import eventually
@@ -28,10 +29,7 @@ GUIDE = (ROOT / "docs/how-to/cap-by-hand.md").read_text(encoding="utf-8")
 W = 1000
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[EmulatedHost]:
-    with EmulatedHost(profile_named("two-socket-h100")) as host:
-        yield host
+host = entered(lambda: EmulatedHost(profile_named("two-socket-h100")), "module")
 
 
 class Operator:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
-from testbed.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from testbed.capper_fixtures import ORIGINAL, capper_fixture, gpu_fixture, host_fixture
 from testbed.capper_process import CapperProcess, Gpu, finish
 from testbed.descriptors import no_free_descriptor
 from testbed.waiting import eventually
 
 from wattspan.clock import SystemClock
-from wattspan.emulation.host import EmulatedHost
 from wattspan.ports import CapsError
 
 CAP = 500_000
@@ -23,10 +20,7 @@ host = host_fixture("one-socket-h100")
 gpu = gpu_fixture()
 
 
-@pytest.fixture
-def capper(host: EmulatedHost, tmp_path: Path, gpu: Gpu) -> Iterator[CapperProcess]:
-    with CapperProcess(host, tmp_path, autotune__floor=0.3) as capper:
-        yield capper.ready()
+capper = capper_fixture()
 
 
 def cpu_seconds(capper: CapperProcess) -> float:

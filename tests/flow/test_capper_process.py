@@ -8,15 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from testbed.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
+from testbed.capper_fixtures import ORIGINAL, capper_fixture, gpu_fixture, host_fixture
 from testbed.capper_process import CapperProcess, Gpu, finish
 from testbed.emulated_faults import FaultyHost
-from testbed.program import ENVIRONMENT, PROGRAM, on_a_disk_of, with_read_only
+from testbed.program import ENVIRONMENT, PROGRAM, fill, on_a_disk_of, with_read_only
 from testbed.requirements import ROOT
 from testbed.two_users import CgroupsOfTest, NoCgroupError
 from testbed.waiting import eventually
@@ -36,10 +36,7 @@ host = host_fixture("one-socket-h100", FaultyHost)
 gpu = gpu_fixture()
 
 
-@pytest.fixture
-def capper(host: EmulatedHost, tmp_path: Path, gpu: Gpu) -> Iterator[CapperProcess]:
-    with CapperProcess(host, tmp_path, autotune__floor=0.3) as capper:
-        yield capper.ready()
+capper = capper_fixture()
 
 
 def caps(
@@ -327,13 +324,6 @@ def held(client: CapperClient, gpu: Gpu) -> bool:
     with suppress(CapsError):
         client.hold("job", {gpu.key: CAP}, "why")
     return gpu.limit == CAP
-
-
-def fill(path: Path) -> None:
-    """Take every byte that is left on a disk of a few."""
-    with path.open("wb", buffering=0) as filler, suppress(OSError):
-        while filler.write(bytes(512)):
-            pass
 
 
 def test_foreign_limit_is_never_overwritten(capper: CapperProcess, gpu: Gpu) -> None:

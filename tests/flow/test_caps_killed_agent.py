@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered
 from testbed.journals import journal_entries
 from testbed.program import Running, alive, descendants
 from testbed.stopped_holders import go_on, still_while_capped
@@ -24,10 +25,7 @@ from wattspan.ports import CapsError
 Note = Callable[[str, object], None]
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[TunedHost]:
-    with TunedHost() as host:
-        yield host
+host = entered(TunedHost, "module")
 
 
 @pytest.fixture

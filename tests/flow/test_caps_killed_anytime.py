@@ -6,10 +6,11 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered
 from testbed.program import PROGRAM
 from testbed.tuned_stack import ORIGINAL, OwnHost, Tuned, TunedHost
 from testbed.waiting import eventually
@@ -21,10 +22,7 @@ pytestmark = pytest.mark.exhaustive
 Note = Callable[[str, object], None]
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[TunedHost]:
-    with TunedHost() as host:
-        yield host
+host = entered(TunedHost, "module")
 
 
 @pytest.mark.parametrize("seed", range(4))

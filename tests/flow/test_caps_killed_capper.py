@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
+from testbed.fixtures import entered
 from testbed.program import alive
 from testbed.tuned_stack import ORIGINAL, Tuned, TunedHost
 from testbed.waiting import eventually
@@ -14,10 +15,7 @@ from testbed.waiting import eventually
 Note = Callable[[str, object], None]
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[TunedHost]:
-    with TunedHost() as host:
-        yield host
+host = entered(TunedHost, "module")
 
 
 @pytest.fixture(scope="module")

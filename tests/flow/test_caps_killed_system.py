@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from testbed.capper_process import CapperProcess
+from testbed.fixtures import entered
 from testbed.tuned_stack import ORIGINAL, Tuned, TunedHost
 
 pytestmark = pytest.mark.exhaustive
@@ -15,10 +16,7 @@ pytestmark = pytest.mark.exhaustive
 Note = Callable[[str, object], None]
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[TunedHost]:
-    with TunedHost() as host:
-        yield host
+host = entered(TunedHost, "module")
 
 
 @pytest.fixture

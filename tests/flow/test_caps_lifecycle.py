@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered
 from testbed.stopped_holders import go_on, still_while_capped
 from testbed.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
 
@@ -17,10 +18,7 @@ pytestmark = [pytest.mark.long, pytest.mark.exhaustive]
 Note = Callable[[str, object], None]
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[TunedHost]:
-    with TunedHost() as host:
-        yield host
+host = entered(TunedHost, "module")
 
 
 def test_held_cap_yields_to_a_foreign_write_until_restart(host: TunedHost, tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from testbed.program import on_a_disk_of
+from testbed.fixtures import entered
+from testbed.program import fill, on_a_disk_of
 from testbed.stopped_holders import go_on, still_while_capped
 from testbed.tuned_stack import ORIGINAL, THEIRS, Tuned, TunedHost
 
@@ -19,10 +19,7 @@ DECISIONS = "wattspan_autotune_decisions_total"
 REFUSED = "trainer/train_step gpu_power decline no_capper"
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[TunedHost]:
-    with TunedHost() as host:
-        yield host
+host = entered(TunedHost, "module")
 
 
 @pytest.fixture
@@ -54,13 +51,6 @@ def test_full_disk_leaves_the_job_uncapped_until_space_returns(
         agent.send(signal.SIGTERM)
         assert agent.ended() == 0
     assert host.limit == ORIGINAL
-
-
-def fill(path: Path) -> None:
-    """Take every byte that is left on a disk of a few."""
-    with path.open("wb", buffering=0) as filler, suppress(OSError):
-        while filler.write(bytes(512)):
-            pass
 
 
 def test_board_lost_while_capped_is_restored_on_return(

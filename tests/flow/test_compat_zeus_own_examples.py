@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from testbed.clients import ZEUS_SOURCE
+from testbed.fixtures import entered_once_in
 from testbed.framework_stand_ins import LENGTH, STEPS
 from testbed.program import ENVIRONMENT, output_of
 from testbed.requirements import ROOT
@@ -124,10 +124,7 @@ for script in sys.argv[1:]:
 """
 
 
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanAgent]:
-    with SpanAgent(tmp_path_factory.mktemp("agent"), profile="two-socket-h100") as running:
-        yield running
+agent = entered_once_in(lambda folder: SpanAgent(folder, profile="two-socket-h100"), "agent")
 
 
 def printed(*command: str, **environ: str) -> str:

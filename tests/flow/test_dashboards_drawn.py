@@ -6,7 +6,6 @@ Defects that Grafana ignores silently (an unknown unit, an empty table) are repo
 from __future__ import annotations
 
 import copy
-import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +17,10 @@ from dashboards.queries import documents
 from playwright.sync_api import Browser
 from testbed.drawing.answers import WIDTH, Window, answered
 from testbed.drawing.browser import Drawing, browser, draw
+from testbed.fixtures import entered
 from testbed.grafana import PAGE
 from testbed.prometheus_server import Prometheus, scraping
+from testbed.spans.agent import free_port
 from testbed.waiting import eventually
 from testbed.watched_host import watched_host
 
@@ -43,10 +44,7 @@ SEEN = (  # minimum number of scrapes before the drawing
 EMPTY_AT_FIRST = {"Gaps"}  # a healthy host has every series
 
 
-@pytest.fixture(scope="module")
-def drawn_by() -> Iterator[Browser]:
-    with browser() as chromium:
-        yield chromium
+drawn_by = entered(browser, "module")
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +86,6 @@ def shown(prometheus: Prometheus, series: str) -> int:
     """Number of scrapes with ``series``."""
     found = prometheus.get("query", query=f"count_over_time({series}[1m])")["result"]
     return max((int(one["value"][1]) for one in found), default=0)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ import yaml
 from dashboards.queries import Query, Variable
 from testbed.prometheus_server import Prometheus, scraping
 from testbed.requirements import ROOT
+from testbed.spans.agent import free_port
 from testbed.waiting import eventually
 from testbed.watched_host import watched_host
 
@@ -140,12 +140,6 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             )
         )
         yield Watched(prometheus, instance)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def at_short_notice(path: Path, folder: Path) -> Path:

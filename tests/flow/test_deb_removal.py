@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 
 import pytest
 from testbed.debian_machine import CONFIG, CPU_MAY_BE_CAPPED, UNITS, Machine
 from testbed.debian_root import DebianRoot, the_package
+from testbed.fixtures import entered
 
 pytestmark = pytest.mark.needs_debian
 
@@ -20,10 +20,7 @@ CHANGED_BY_ANYBODY = (
 )
 
 
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    with Machine() as machine:
-        yield machine
+machine = entered(Machine)
 
 
 def _left(before: dict[str, str], after: dict[str, str]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from testbed.certificates import Authority
 from testbed.etcd import EtcdCluster
+from testbed.fixtures import entered_in
 from testbed.reserved_port import reserved_port
 from testbed.waiting import eventually
 
@@ -32,10 +32,7 @@ from wattspan.model import SECOND
 pytestmark = pytest.mark.needs_etcd
 
 
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path, 3) as cluster:
-        yield cluster
+three = entered_in(lambda folder: EtcdCluster(folder, 3))
 
 
 def password_file(folder: Path, password: str, mode: int = 0o600) -> str:

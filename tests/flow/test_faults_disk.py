@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from testbed.faults.disk import FAULTS, DiskStage
 from testbed.faults.schedule import Fault
 from testbed.faults.short_run import of, stands
+from testbed.fixtures import entered
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_root]
 
@@ -15,10 +14,7 @@ ELSEWHERE = ("files", "overwritten")  # see test_files_export and test_bad_input
 HERE = [fault for fault in FAULTS if not any(word in fault.name for word in ELSEWHERE)]
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[DiskStage]:
-    with DiskStage() as stage:
-        yield stage
+stage = entered(DiskStage, "module")
 
 
 @pytest.mark.parametrize("fault", HERE, ids=of)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from testbed.faults.ends import SHORT, STOP_LIMIT, end_after
 from testbed.faults.schedule import Fault
 from testbed.faults.short_run import of, stands
 from testbed.faults.stage import Stage
+from testbed.fixtures import entered
 
 pytestmark = pytest.mark.exhaustive
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    with Stage() as stage:
-        yield stage
+stage = entered(Stage, "module")
 
 
 @pytest.mark.parametrize("fault", SHORT, ids=of)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from testbed.faults.fleet import FAULTS, FleetStage
 from testbed.faults.schedule import Fault
 from testbed.faults.short_run import of, stands
+from testbed.fixtures import entered
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_etcd]
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[FleetStage]:
-    with FleetStage() as stage:
-        yield stage
+stage = entered(FleetStage, "module")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=of)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from testbed.faults.hanging import FAULTS, HangingStage
 from testbed.faults.schedule import Fault
 from testbed.faults.short_run import of, stands
+from testbed.fixtures import entered
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_loop]
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[HangingStage]:
-    with HangingStage() as stage:
-        yield stage
+stage = entered(HangingStage, "module")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=of)

@@ -5,23 +5,19 @@ Each fault is one of `python -m benchmarks.faults`, in short; docs/faults.md has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from testbed.faults.hardware import AT_ONCE, COUNTERS, GPUS
 from testbed.faults.schedule import Fault
 from testbed.faults.short_run import of, stands
 from testbed.faults.stage import Stage
+from testbed.fixtures import entered
 
 pytestmark = pytest.mark.exhaustive
 
 HANG_LOSS_RESET = [fault for fault in GPUS if "driver" not in fault.name]
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    with Stage() as stage:
-        yield stage
+stage = entered(Stage, "module")
 
 
 @pytest.mark.parametrize("fault", [*AT_ONCE, COUNTERS[-1], *HANG_LOSS_RESET], ids=of)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from testbed.faults.limits import FAULTS, LimitStage
 from testbed.faults.schedule import Fault
 from testbed.faults.short_run import of, stands
+from testbed.fixtures import entered
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_root]
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[LimitStage]:
-    with LimitStage() as stage:
-        yield stage
+stage = entered(LimitStage, "module")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=of)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from testbed.faults.processes import FAULTS, ROOM
 from testbed.faults.schedule import Fault
 from testbed.faults.short_run import of, stands
 from testbed.faults.stage import Stage
+from testbed.fixtures import entered
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_cc, pytest.mark.needs_root]
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    with Stage(settings=ROOM) as stage:
-        yield stage
+stage = entered(lambda: Stage(settings=ROOM), "module")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=of)

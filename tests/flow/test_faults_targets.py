@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from testbed.faults.schedule import Fault
 from testbed.faults.short_run import of, stands
 from testbed.faults.targets import FAULTS, TargetStage
+from testbed.fixtures import entered
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.needs_root]
 
@@ -15,10 +14,7 @@ SHOWN = ("busy", "resets", "not known", "200 connections")
 HERE = [fault for fault in FAULTS if any(word in fault.name for word in SHOWN)]
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[TargetStage]:
-    with TargetStage() as stage:
-        yield stage
+stage = entered(TargetStage, "module")
 
 
 @pytest.mark.parametrize("fault", HERE, ids=of)

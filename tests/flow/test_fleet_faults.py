@@ -5,11 +5,11 @@ The agents' and the leader's code, the capper's ceiling and etcd are real; devic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from testbed.etcd import EtcdCluster
+from testbed.fixtures import entered_in
 from testbed.real_time_fleet import RealTimeHost, Schedule, real_time_fleet
 from testbed.simulated_fleet import W
 from testbed.waiting import eventually
@@ -80,10 +80,7 @@ class ProcessFaults(Schedule):
         return self.later(1, 6, resume)
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path, 3) as cluster:
-        yield cluster
+cluster = entered_in(lambda folder: EtcdCluster(folder, 3))
 
 
 def test_budget_holds_at_every_change_under_100_faults(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+from testbed.fixtures import entered
 from testbed.hostile import capping, intake
 from testbed.hostile.schedule import Attack, Terms, judged
 from testbed.hostile.stage import HostileStage
@@ -20,10 +19,7 @@ SHORT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def stage() -> Iterator[HostileStage]:
-    with HostileStage() as stage:
-        yield stage
+stage = entered(HostileStage, "module")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from testbed.etcd import EtcdCluster
+from testbed.fixtures import entered_in
 from testbed.ranks_on_hosts import JOB, RankedHosts, place_of
 from testbed.waiting import eventually
 
@@ -47,10 +45,7 @@ class OneHost:
         return judged(self._exchange.view(JOB), 2, None, now)
 
 
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[EtcdCluster]:
-    with EtcdCluster(tmp_path) as cluster:
-        yield cluster
+etcd = entered_in(EtcdCluster)
 
 
 def test_turn_passes_on_with_the_setting_of_the_host_that_leaves_it(etcd: EtcdCluster) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from testbed.announcing import listening
 from testbed.apps import app_environment
+from testbed.fixtures import entered_in
 from testbed.requirements import APPS
 from testbed.waiting import eventually
 
@@ -51,10 +52,7 @@ COMMANDS = {
 Shop = Callable[[str], tuple[subprocess.Popen[str], str]]
 
 
-@pytest.fixture
-def feed(tmp_path: Path) -> Iterator[SideChannelServer]:
-    with listening(tmp_path) as feed:
-        yield feed
+feed = entered_in(listening)
 
 
 @pytest.fixture

@@ -11,17 +11,14 @@ from pathlib import Path
 
 import pytest
 from testbed.announcing import by_process, ends, finish, listening, run, start, starts
+from testbed.fixtures import entered_in
 from testbed.waiting import eventually
 
 from wattspan.ingest.side_channel import ProcessRecords, SideChannelServer
 from wattspan.model import Principal
 from wattspan.spans.values import SpanEnd, SpanStart
 
-
-@pytest.fixture
-def feed(tmp_path: Path) -> Iterator[SideChannelServer]:
-    with listening(tmp_path) as feed:
-        yield feed
+feed = entered_in(listening)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +11,7 @@ from playwright.sync_api import Browser, ViewportSize
 from testbed import page_worlds
 from testbed.browser import Tab, opened
 from testbed.drawing.browser import browser as chromium
+from testbed.fixtures import entered
 from testbed.page_server import STATIC, PageServer
 from testbed.tuned import PIPELINED
 from testbed.waiting import eventually
@@ -90,10 +90,7 @@ BROKEN_WORDS = """() => {
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
+browser = entered(chromium, "module")
 
 
 def shown(tab: Tab, text: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 from testbed.browser import opened
 from testbed.drawing.browser import browser as chromium
+from testbed.fixtures import entered
 from testbed.program import Running
 from testbed.reserved_port import reserved_port
 from testbed.span_senders import made, send
@@ -28,10 +28,7 @@ DRAWN = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as one:
-        yield one
+browser = entered(chromium, "module")
 
 
 def page_of(agent: Running) -> str:

@@ -6,13 +6,13 @@ import gzip
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 from testbed.exporting import Answer, Served, serving
+from testbed.fixtures import entered
 from testbed.scrapes import full_host
 from testbed.simulated_host import World
 from testbed.snapshots import CPU, process
@@ -32,10 +32,7 @@ PATHS = sorted(
 )
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serving() as running:
-        yield running
+served = entered(serving)
 
 
 def figures(answer: Answer) -> dict[str, object]:

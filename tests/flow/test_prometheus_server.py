@@ -6,7 +6,6 @@ import gzip
 import http.client
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -14,6 +13,7 @@ from html.parser import HTMLParser
 
 import pytest
 from testbed.exporting import Served, serving
+from testbed.fixtures import entered
 from testbed.scrapes import full_host, parse, value
 from testbed.snapshots import CPU, busy_host
 from testbed.waiting import eventually
@@ -30,10 +30,7 @@ from wattspan_exporters.prometheus.renderer import ExpositionFormat
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serving() as running:
-        yield running
+served = entered(serving)
 
 
 # -------------------------------------------------------------------------------------- pages
@@ -121,10 +118,7 @@ def test_large_body_is_refused(served: Served) -> None:
     assert served.ask(body=bytes(MAX_BODY + 1)).status == 413
 
 
-@pytest.fixture
-def pageless() -> Iterator[Served]:
-    with serving(page=False) as running:
-        yield running
+pageless = entered(lambda: serving(page=False))
 
 
 def test_landing_page_has_no_external_resources(pageless: Served) -> None:

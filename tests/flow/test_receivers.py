@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from testbed.fixtures import entered_in
 from testbed.otlp import PROTOBUF, request, span
 from testbed.receiving import Receiving, receiving
 from testbed.requirements import APPS
@@ -36,10 +37,7 @@ TRACES = "/v1/traces"
 TYPE = f"Content-Type: {PROTOBUF}"
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Receiving]:
-    with receiving(tmp_path) as receivers:
-        yield receivers
+running = entered_in(receiving)
 
 
 # ------------------------------------------------------------------------------------ OTLP/HTTP

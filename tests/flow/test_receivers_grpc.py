@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from testbed.fixtures import entered_in
 from testbed.http2 import EXPORT, Answer, framed, http2
 from testbed.otlp import request, span
 from testbed.receiving import Receiving, receiving
@@ -36,10 +36,7 @@ BODY = WHOLE.SerializeToString()
 MANY = request(*(span(number, text="x" * 100) for number in range(1, 3000))).SerializeToString()
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Receiving]:
-    with receiving(tmp_path) as receivers:
-        yield receivers
+running = entered_in(receiving)
 
 
 def call(running: Receiving, data: bytes, **headers: str) -> Answer:

@@ -6,11 +6,10 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
+from testbed.fixtures import entered_once_in
 from testbed.program import ENVIRONMENT, PROGRAM, output_of
 from testbed.requirements import ROOT
 from testbed.spans.agent import SpanAgent
@@ -27,10 +26,7 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanAgent]:
-    with SpanAgent(tmp_path_factory.mktemp("agent"), profile="one-socket-h100") as running:
-        yield running
+agent = entered_once_in(lambda folder: SpanAgent(folder, profile="one-socket-h100"), "agent")
 
 
 def environ(agent: SpanAgent) -> dict[str, str]:

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 from testbed.blocking_source import BlockingSource
+from testbed.fixtures import entered
 from testbed.program import Running, alive, counters, descendants, fallen, lasting
 from testbed.service_manager import ServiceManager
 from testbed.waiting import eventually
@@ -29,10 +29,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 
 
-@pytest.fixture
-def manager() -> Iterator[ServiceManager]:
-    with ServiceManager(watchdog=2.0) as manager:
-        yield manager
+manager = entered(lambda: ServiceManager(watchdog=2.0))
 
 
 class Service(Running):

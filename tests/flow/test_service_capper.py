@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from testbed.capper_fixtures import ORIGINAL, gpu_fixture, host_fixture
 from testbed.capper_process import CapperProcess, Gpu
+from testbed.fixtures import entered
 from testbed.power_limits import restore
 from testbed.program import Running, wattspan
 from testbed.service_manager import ServiceManager
@@ -37,10 +38,7 @@ host = host_fixture("one-socket-h100")
 gpu = gpu_fixture()
 
 
-@pytest.fixture
-def manager() -> Iterator[ServiceManager]:
-    with ServiceManager(watchdog=3.0) as manager:
-        yield manager
+manager = entered(lambda: ServiceManager(watchdog=3.0))
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered_once_in
 from testbed.systemd_host import HostError
 from testbed.systemd_wattspan import AGENT, PYTHON, Installed, installed
 from testbed.waiting import eventually
@@ -16,10 +16,7 @@ pytestmark = [pytest.mark.needs_systemd, pytest.mark.needs_cc]
 HOST = "hw_host_energy_joules_total"
 
 
-@pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
-    with installed(tmp_path_factory.mktemp("agent")) as it:
-        yield it
+everything = entered_once_in(installed, "agent")
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 from testbed.capper_process import HOLDER
+from testbed.fixtures import entered_once_in
 from testbed.systemd_wattspan import (
     AGENT,
     CAPPER,
@@ -43,10 +43,7 @@ else:
 GPU = "gpu:GPU-e0e0e0e0-0000-4000-8000-000000000000"
 
 
-@pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
-    with installed(tmp_path_factory.mktemp("capper")) as it:
-        yield it
+everything = entered_once_in(installed, "capper")
 
 
 @pytest.fixture

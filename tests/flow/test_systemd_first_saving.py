@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from testbed import emulated_training
 from testbed.capper_process import Gpu
+from testbed.fixtures import entered_once_in
 from testbed.systemd_training import TOLD_UNITS, board_inside, training
 from testbed.systemd_wattspan import AGENT, CAPPER, PROGRAM, Installed, installed
 from testbed.waiting import eventually
@@ -47,10 +48,7 @@ with EmulatedTraining(step=0.25, noise=0.003) as training:
 )
 
 
-@pytest.fixture(scope="module")
-def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
-    with installed(tmp_path_factory.mktemp("saving"), "one-socket-h100") as it:
-        yield it
+it = entered_once_in(lambda folder: installed(folder, "one-socket-h100"), "saving")
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from testbed.capper_process import Gpu
+from testbed.fixtures import entered_once_in
 from testbed.program import descendants
 from testbed.systemd_training import board_inside, training
 from testbed.systemd_wattspan import AGENT, CAPPER, PROGRAM, Installed, installed
@@ -45,10 +46,7 @@ kind = "steps"
 HOPELESS = 240.0  # seconds
 
 
-@pytest.fixture(scope="module")
-def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
-    with installed(tmp_path_factory.mktemp("tuner"), "one-socket-h100") as it:
-        yield it
+it = entered_once_in(lambda folder: installed(folder, "one-socket-h100"), "tuner")
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from testbed.emulated_faults import FaultyHost
+from testbed.fixtures import entered
 from testbed.stopped_holders import go_on, still_while_capped
 from testbed.tuned_stack import CONFIG, Limited, Tuned
 from testbed.waiting import eventually
@@ -49,10 +50,7 @@ class PackageHost(Limited, Closeable):
         self._sockets.cleanup()
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[PackageHost]:
-    with PackageHost() as host:
-        yield host
+host = entered(PackageHost, "module")
 
 
 @pytest.fixture

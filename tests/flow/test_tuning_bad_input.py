@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 from testbed.capper_bench import Bench
 from testbed.capper_server import CapperServer
+from testbed.fixtures import entered, short_path
 from testbed.tuned_host import Host
 from testbed.tuned_stack import Tuned, TunedHost
 from testbed.waiting import eventually
@@ -35,10 +35,7 @@ ANOTHER = RefusedReply(
 )
 
 
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="wattspan-") as folder:
-        yield Path(folder) / "capper.sock"
+path = entered(lambda: short_path("capper.sock"))
 
 
 class Impostor:

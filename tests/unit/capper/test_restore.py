@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from testbed.capper_bench import BOOT, Bench, W
+from testbed.fixtures import entered, short_path
 
 from wattspan.capper.host_directory import CapperHost, HostClaim, HostHeldError, lock_capper
 from wattspan.capper.journal import JournalError
@@ -21,11 +21,7 @@ from wattspan.config import Config
 from wattspan.ports import CapsError
 from wattspan.testing import ManualClock
 
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="wattspan-") as folder:
-        yield Path(folder) / "capper.sock"
+path = entered(lambda: short_path("capper.sock"))
 
 
 @pytest.fixture

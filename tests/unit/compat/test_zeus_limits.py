@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 from testbed.capper_bench import Bench, W
 from testbed.capper_server import CapperServer
+from testbed.fixtures import entered, short_path
 from testbed.forks import in_child
 from testbed.metered_devices import MeteredDevices, gpu
 from testbed.waiting import eventually
@@ -33,10 +33,7 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-@pytest.fixture
-def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="wattspan-") as folder:
-        yield Path(folder) / "capper.sock"
+path = entered(lambda: short_path("capper.sock"))
 
 
 @pytest.fixture

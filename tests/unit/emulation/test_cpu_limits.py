@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered_in
 from testbed.powercap_host import PowercapHost
 
 from wattspan.emulation.powercap_engine import CLOCK_EXPONENT, MIN_SPEED, CpuJobs, CpuLaw
@@ -17,10 +17,7 @@ LAW = CpuLaw()  # of the hosts below: 42 W at idle, 9 W for a busy CPU
 WATT = 1_000_000
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[PowercapHost]:
-    with PowercapHost(tmp_path, "xeon-2s") as host:
-        yield host
+host = entered_in(lambda folder: PowercapHost(folder, "xeon-2s"))
 
 
 def limit(host: PowercapHost, zone: str = ZONE, number: int = 0) -> Path:

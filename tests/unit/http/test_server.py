@@ -10,11 +10,11 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered_in
 from testbed.waiting import eventually
 from testbed.web import GET, Site, post, read_all, read_answer, serving, statuses
 
@@ -30,10 +30,7 @@ from wattspan.util.unix_sockets import ACKNOWLEDGEMENTS
 TIGHT = ServerLimits(head=2048, body=10_000, bodies=40_000, connections=4, linger=0.2)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with serving(tmp_path, limits=TIGHT) as running:
-        yield running
+site = entered_in(lambda folder: serving(folder, limits=TIGHT))
 
 
 async def _silent(_: HttpRequest) -> HttpResponse:

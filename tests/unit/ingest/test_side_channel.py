@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from testbed.announcing import ends, listening, processor_of, starts, telling
+from testbed.fixtures import entered_in
 
 import wattspan
 from wattspan import sdk
@@ -42,10 +43,7 @@ GOOD = HELLO.pack(MAGIC, VERSION, RECORD_SIZE, 64)
 SHRINK = fcntl.F_SEAL_SHRINK
 
 
-@pytest.fixture
-def feed(tmp_path: Path) -> Iterator[SideChannelServer]:
-    with listening(tmp_path) as feed:
-        yield feed
+feed = entered_in(listening)
 
 
 @contextmanager

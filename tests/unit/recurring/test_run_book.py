@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered_in
 
 from wattspan.model import Principal
 from wattspan.recurring.jobs import (
@@ -33,10 +33,7 @@ GPUS = "2 x NVIDIA H100"
 HERE = RunningProcess("node7", 4711, 99)
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> Iterator[RunBook]:
-    with closing(RunBook(tmp_path / "runs.sqlite")) as book:
-        yield book
+book = entered_in(lambda folder: closing(RunBook(folder / "runs.sqlite")))
 
 
 def begin(

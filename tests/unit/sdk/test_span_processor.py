@@ -6,7 +6,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,22 +16,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from testbed.announcing import ends, listening, processor_of, starts, telling
+from testbed.fixtures import entered_in
 
 from wattspan.ingest.side_channel import SideChannelServer
 from wattspan.model import Principal
 from wattspan.sdk.span_processor import SpanProcessor
 
-
-@pytest.fixture
-def feed(tmp_path: Path) -> Iterator[SideChannelServer]:
-    with listening(tmp_path) as feed:
-        yield feed
+feed = entered_in(listening)
 
 
-@pytest.fixture
-def provider(tmp_path: Path) -> Iterator[TracerProvider]:
-    with telling(tmp_path) as provider:
-        yield provider
+provider = entered_in(telling)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from testbed.capper_bench import BOOT, Bench, W
 from testbed.capper_server import CapperServer
+from testbed.fixtures import entered
 from testbed.service_manager import ServiceManager
 from testbed.waiting import eventually
 
@@ -203,10 +204,7 @@ def test_only_places_and_new_kinds_of_knobs_need_a_restart() -> None:
 # ----------------------------------------------------------------------- reload
 
 
-@pytest.fixture
-def manager() -> Iterator[ServiceManager]:
-    with ServiceManager(watchdog=4) as manager:
-        yield manager
+manager = entered(lambda: ServiceManager(watchdog=4))
 
 
 def test_capper_notifies_readiness_and_watchdog(
