@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wattspan.clock import SystemClock
 from wattspan.model import (
     Checkpoint,
     Consumer,
@@ -50,6 +51,11 @@ CORE = Domain(
 GPU = Domain(
     "GPU-0", HwType.GPU, "GPU 0", "nvml", Provenance.DERIVED, resource="gpu:0", method="gpu-sm"
 )
+
+
+def an_hour_ago(*, emulated: bool = False) -> Books:
+    """A host whose clock starts an hour ago."""
+    return Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9), emulated=emulated)
 
 
 @dataclass

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from testbed.known_totals import Books, J
+from testbed.known_totals import Books, J, an_hour_ago
 from testbed.program import wattspan
 
 from wattspan.cli import cli
-from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
 from wattspan.storage.store import Store
 from wattspan.testing import ManualClock
@@ -23,10 +22,7 @@ from wattspan.testing import ManualClock
 Report = Callable[..., Result]
 
 
-@pytest.fixture
-def host() -> Books:
-    """Its clock starts an hour ago."""
-    return Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9))
+host = pytest.fixture(an_hour_ago)
 
 
 @pytest.fixture
@@ -230,6 +226,9 @@ def test_empty_store_and_empty_range_have_messages(
         (["--from", "2025-01-02", "--to", "2025-01-01"], "--from is not before --to"),
         (["--since", "99999d", "--to", "0001-02-01"], "--to is before 1970"),
         (["--by", "colour"], "'--by'"),
+        (["--format", "parquet"], "--output FILE"),
+        (["--format", "xlsx"], "'--format'"),
+        (["--output", "/"], "'--output'"),
     ],
 )
 def test_bad_arguments_are_usage_errors(

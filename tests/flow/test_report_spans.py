@@ -13,23 +13,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from testbed.joined_spans import CPU, GPU, joined
-from testbed.known_totals import Books, J
+from testbed.known_totals import Books, J, an_hour_ago
 
 from wattspan.cli import cli
-from wattspan.clock import SystemClock
 from wattspan.config import StoreSettings as Settings
 from wattspan.spans.aggregator import SpanAggregator
 from wattspan.storage.store import Store
-from wattspan.testing import ManualClock
 
 Report = Callable[..., Result]
 TURNS = 10
 
 
-@pytest.fixture
-def host() -> Books:
-    """Its clock starts an hour ago."""
-    return Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9))
+host = pytest.fixture(an_hour_ago)
 
 
 @pytest.fixture

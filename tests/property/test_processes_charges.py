@@ -68,6 +68,13 @@ class Books:
     def total(self) -> int:
         return sum(self.charged.values()) + self.remainder + self.unclaimed
 
+    def check_all(self, kernel: SyntheticKernel) -> None:
+        """Every process has its own time, and nothing else has any."""
+        truth = kernel.truth()
+        assert {pid: self.charged[pid] for pid in truth} == truth
+        assert sum(self.charged.values()) == kernel.total
+        assert self.remainder == self.unclaimed == 0
+
 
 def watched_by(mask: int, kernel: SyntheticKernel) -> frozenset[Payer]:
     """The running processes of which ``mask`` has the bit of the pid."""
@@ -143,10 +150,7 @@ def test_every_pid_is_charged_its_own_time_with_kernel_events(
 ) -> None:
     kernel = SyntheticKernel()
     books = play(kernel, actions, lossy=False, events=True, vigil=vigil)
-    truth = kernel.truth()
-    assert {pid: books.charged[pid] for pid in truth} == truth
-    assert sum(books.charged.values()) == kernel.total
-    assert books.remainder == books.unclaimed == 0
+    books.check_all(kernel)
 
 
 @given(ACTIONS)
@@ -247,10 +251,7 @@ def test_every_pid_is_charged_its_own_time_if_some_clocks_are_read_at_each_tick(
         events=True,
         vigil=True,
     )
-    truth = kernel.truth()
-    assert {pid: books.charged[pid] for pid in truth} == truth
-    assert sum(books.charged.values()) == kernel.total
-    assert books.remainder == books.unclaimed == 0
+    books.check_all(kernel)
 
 
 def facts(usage: Usage) -> tuple[object, ...]:

@@ -97,16 +97,18 @@ def test_first_joules_per_step_are_marked_as_a_lower_bound() -> None:
     assert facts["domains"][0]["consumers_certainty"] == "lower_bound"
 
 
+PACKAGE = DomainTotal(
+    "p", HwType.CPU, "p", Provenance.MEASURED, "cpu-time", True, True, {}, 90_000_000,
+    90_000_000, 0, 0, 0,
+)  # fmt: skip
+SILENT_BOARD = DomainTotal(
+    "vgpu", HwType.GPU, "vGPU", Provenance.MEASURED, "nvml", True, True,
+    {GapReason.ABSENT: 60 * 10**9}, 0, 0, 0, 0, 0,
+)  # fmt: skip
+
+
 def test_domain_without_any_energy_is_a_dash_and_bounds_the_total() -> None:
-    package = DomainTotal(
-        "p", HwType.CPU, "p", Provenance.MEASURED, "cpu-time", True, True, {}, 90_000_000,
-        90_000_000, 0, 0, 0,
-    )  # fmt: skip
-    board = DomainTotal(
-        "vgpu", HwType.GPU, "vGPU", Provenance.MEASURED, "nvml", True, True,
-        {GapReason.ABSENT: 60 * 10**9}, 0, 0, 0, 0, 0,
-    )  # fmt: skip
-    extract = HistoryExtract(0, 60, (60,), (package, board), {})
+    extract = HistoryExtract(0, 60, (60,), (PACKAGE, SILENT_BOARD), {})
     breakdown = break_down(extract, ("domain",))
     lines = list(report_lines(Path("s"), "domain", extract, breakdown, "J"))
     cells = next(line.split() for line in lines if line.startswith("vgpu"))
@@ -122,15 +124,7 @@ def test_domain_without_any_energy_is_a_dash_and_bounds_the_total() -> None:
 @pytest.mark.parametrize("alone", [False, True])
 def test_unknown_energy_is_no_number_in_any_format(alone: bool) -> None:
     """The board never gives a reading; a span ran on it."""
-    package = DomainTotal(
-        "p", HwType.CPU, "p", Provenance.MEASURED, "cpu-time", True, True, {}, 90_000_000,
-        90_000_000, 0, 0, 0,
-    )  # fmt: skip
-    board = DomainTotal(
-        "vgpu", HwType.GPU, "vGPU", Provenance.MEASURED, "nvml", True, True,
-        {GapReason.ABSENT: 60 * 10**9}, 0, 0, 0, 0, 0,
-    )  # fmt: skip
-    domains = (board,) if alone else (package, board)
+    domains = (SILENT_BOARD,) if alone else (PACKAGE, SILENT_BOARD)
     step = SpanUsage({} if alone else {HwType.CPU: 90_000_000}, 10, 10**10, 5, 5)
     spans = {SpanName(UsageRole.NAMED, "train", "step"): step}
     cost = Weighting(COST, "EUR", lambda _start, _end: iter(()), steady=True)

@@ -344,8 +344,20 @@ def test_failures_of_a_provider_lose_no_hour(
     assert len(texts) <= 5  # once for each time that it fails
 
 
-def test_agent_that_is_away_for_hours_loses_no_energy() -> None:
-    window = LongWindow(30, absent=lambda hour: 5 <= hour < 9 or hour == 29)
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        {"absent": lambda hour: 5 <= hour < 9 or hour == 29},
+        {"slow": lambda hour: hour == 3},
+        {"slow": lambda hour: hour == 30},
+        {"horizon": lambda hour: hour - 1.1},
+    ],
+    ids=["away for hours", "late at first", "late at the end", "forgets after an hour"],
+)
+def test_no_energy_is_lost_by_an_agent_that_is_away_late_or_forgetful(
+    trouble: dict[str, Callable[[int], Any]],
+) -> None:
+    window = LongWindow(30, **trouble)
     found = window.run()
     assert found.gpu_energy == {0: pytest.approx(WATTS * 30 * 3600, rel=1e-3)}
     assert found.gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
@@ -410,22 +422,6 @@ def test_window_of_no_time_has_no_energy_and_needs_no_intensity() -> None:
     window.provider.fails = lambda hour: True
     found = window.run()
     assert (found.time, found.gpu_energy, found.gpu_carbon_emission) == (0.0, {0: 0.0}, {0: 0.0})
-
-
-@pytest.mark.parametrize("slow", [lambda hour: hour == 3, lambda hour: hour == 30])
-def test_energy_that_is_not_known_yet_is_read_again(slow: Callable[[int], bool]) -> None:
-    window = LongWindow(30, slow=slow)
-    found = window.run()
-    assert found.gpu_energy == {0: pytest.approx(WATTS * 30 * 3600, rel=1e-3)}
-    assert found.gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
-
-
-def test_energy_is_kept_that_an_agent_forgets() -> None:
-    """It was restarted, or knows what is old in long steps only."""
-    window = LongWindow(30, horizon=lambda hour: hour - 1.1)
-    found = window.run()
-    assert found.gpu_energy == {0: pytest.approx(WATTS * 30 * 3600, rel=1e-3)}
-    assert found.gpu_carbon_emission == {0: pytest.approx(window.expected(), rel=1e-3)}
 
 
 def test_period_that_was_not_measured_is_left_out_with_a_warning() -> None:

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -38,6 +39,20 @@ async def _silent(_: HttpRequest) -> HttpResponse:
 
 
 # ------------------------------------------------------------------------------ handler's view
+
+
+def held_handler(
+    body: bytes | None = None,
+) -> tuple[threading.Event, threading.Event, Callable[[HttpRequest], Awaitable[HttpResponse]]]:
+    """The begin of a call, its permission to go on, and the handler; ``body``: as was sent."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def slow(request: HttpRequest) -> HttpResponse:
+        begun.set()
+        await asyncio.to_thread(go_on.wait, 20)
+        return HttpResponse(200, request.body if body is None else body)
+
+    return begun, go_on, slow
 
 
 def test_request_arrives_whole(site: Site) -> None:
@@ -274,13 +289,7 @@ def test_worker_threads_exist_from_the_start(tmp_path: Path) -> None:
 
 
 def test_request_received_during_a_response_is_answered_next(tmp_path: Path) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    async def slow(request: HttpRequest) -> HttpResponse:
-        begun.set()
-        await asyncio.to_thread(go_on.wait, 20)
-        return HttpResponse(200, request.body)
-
+    begun, go_on, slow = held_handler()
     limits = ServerLimits(body=3 << 20)
     with serving(tmp_path, lambda _: slow, limits) as site, closing(site.connect()) as connection:
         connection.sendall(post(b"first"))
@@ -293,13 +302,7 @@ def test_request_received_during_a_response_is_answered_next(tmp_path: Path) -> 
 
 
 def test_half_closed_client_receives_its_response(tmp_path: Path) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    async def slow(_: HttpRequest) -> HttpResponse:
-        begun.set()
-        await asyncio.to_thread(go_on.wait, 20)
-        return HttpResponse(200, b"late")
-
+    begun, go_on, slow = held_handler(b"late")
     with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
         connection.sendall(GET)
         assert begun.wait(20)
@@ -733,13 +736,7 @@ def test_server_shutdown_leaves_no_files(tmp_path: Path) -> None:
 
 
 def test_active_request_completes_before_shutdown(tmp_path: Path) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    async def slow(_: HttpRequest) -> HttpResponse:
-        begun.set()
-        await asyncio.to_thread(go_on.wait, 20)
-        return HttpResponse(200, b"done")
-
+    begun, go_on, slow = held_handler(b"done")
     with serving(tmp_path, lambda _: slow) as site, closing(site.connect()) as connection:
         connection.sendall(GET)
         assert begun.wait(20)

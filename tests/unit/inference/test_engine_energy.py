@@ -30,6 +30,21 @@ def _read(template: str = VLLM, model: str = "m", **counts: int) -> EngineReadin
     return read_page(page(template, model, **counts))
 
 
+def _add(
+    account: EngineEnergy,
+    number: int,
+    before: EngineReading,
+    after: EngineReading,
+    energy: Microjoules,
+    uncertainties: tuple[float, float] = (0.0, 0.0),
+) -> None:
+    """Add the interval of five seconds with this number."""
+    done = progress(before, after)
+    assert done is not None
+    times = number * 5 * SECOND, (number + 1) * 5 * SECOND
+    account.add(EngineInterval(*times, energy, uncertainties, done))
+
+
 def _played(
     counts: list[Mapping[str, int]],
     *,
@@ -94,10 +109,7 @@ def test_window_does_not_span_a_missing_interval() -> None:
     for number in range(30):
         after = _read(**{name: count * (number + 1) for name, count in STEADY.items()})
         if number != 20:
-            done = progress(before, after)
-            assert done is not None
-            times = number * 5 * SECOND, (number + 1) * 5 * SECOND
-            account.add(EngineInterval(*times, Microjoules(JOULE), (0.0, 0.0), done))
+            _add(account, number, before, after, Microjoules(JOULE))
         before = after
     assert not account.figures().tokens
 
@@ -185,10 +197,7 @@ def test_engine_that_counts_no_requests_has_figures_between_times_without_any() 
     account, before = EngineEnergy(), read_page(page % (0, 0, 0))
     for number in range(30):
         after = read_page(page % (1000 * (number + 1), 250 * (number + 1), number > 20))
-        done = progress(before, after)
-        assert done is not None
-        times = number * 5 * SECOND, (number + 1) * 5 * SECOND
-        account.add(EngineInterval(*times, Microjoules(100 * JOULE), (0.0, 0.0), done))
+        _add(account, number, before, after, Microjoules(100 * JOULE))
         before = after
     found = account.figures()
     assert found.tokens["all"].value == pytest.approx(100 * JOULE / 1250)
@@ -230,10 +239,7 @@ def test_figure_with_a_large_uncertainty_is_not_published() -> None:
     before = _read()
     for number in range(13):
         after = _read(**{name: count * (number + 1) for name, count in STEADY.items()})
-        done = progress(before, after)
-        assert done is not None
-        times = number * 5 * SECOND, (number + 1) * 5 * SECOND
-        account.add(EngineInterval(*times, Microjoules(JOULE), (8e6, 8e6), done))
+        _add(account, number, before, after, Microjoules(JOULE), (8e6, 8e6))
         before = after
     assert not account.figures().tokens
 
@@ -254,10 +260,7 @@ def test_counters_of_a_log_interval_are_late_by_its_iterations() -> None:
     account, before = EngineEnergy(), read_page(page % (0, 0, 0))
     for number in range(12):
         after = read_page(page % tuple(each * (number + 1) for each in (900, 100, 250)))
-        done = progress(before, after)
-        assert done is not None
-        times = number * 5 * SECOND, (number + 1) * 5 * SECOND
-        account.add(EngineInterval(*times, Microjoules(100 * JOULE), (0.0, 0.0), done))
+        _add(account, number, before, after, Microjoules(100 * JOULE))
         before = after
     found = account.figures().tokens["all"]
     assert found.uncertainty == pytest.approx(found.value * 50 * 32**0.5 / (12 * 1250))
@@ -425,10 +428,7 @@ def test_prompts_in_passes_of_their_own_have_the_energy_of_these_passes() -> Non
     before = _read(SGLANG, **next(counts)[0])
     for number in range(120):
         one, energy = next(counts)
-        done = progress(before, after := _read(SGLANG, **one))
-        assert done is not None
-        times = number * 5 * SECOND, (number + 1) * 5 * SECOND
-        account.add(EngineInterval(*times, energy, (0.0, 0.0), done))
+        _add(account, number, before, after := _read(SGLANG, **one), energy)
         before = after
     found = account.figures().tokens
     assert found["input"].value == pytest.approx(PROMPT_TOKEN, rel=0.01)

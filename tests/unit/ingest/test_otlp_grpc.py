@@ -80,6 +80,19 @@ class Receiver:
     def send(self, more: bytes = b"") -> None:
         self.connection.data_received(self.client.data_to_send() + more)
 
+    def reset_calls(self, number: int) -> None:
+        for _ in range(number):
+            stream = self.client.get_next_available_stream_id()
+            self.client.send_headers(stream, HEADERS)
+            self.client.reset_stream(stream)
+        self.send()
+
+    def statuses(self) -> list[bytes]:
+        """The statuses of the calls that have ended, as the client reads them."""
+        events = self.client.receive_data(bytes(self.wire.written))
+        ends = [each for each in events if isinstance(each, h2.events.TrailersReceived)]
+        return [dict(each.headers)[b"grpc-status"] for each in ends]
+
 
 def ping() -> bytes:
     return b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)
@@ -111,11 +124,7 @@ def test_flood_of_frames_without_content_ends_the_connection_soon(frame: bytes) 
 def test_flood_of_calls_that_are_reset_ends_the_connection_soon() -> None:
     async def flood() -> None:
         one = Receiver()
-        for _ in range(2000):
-            stream = one.client.get_next_available_stream_id()
-            one.client.send_headers(stream, HEADERS)
-            one.client.reset_stream(stream)
-        one.send()
+        one.reset_calls(2000)
         assert one.wire.aborted
         assert not one.capacity.connections
         one.connection.connection_lost(None)
@@ -126,11 +135,7 @@ def test_flood_of_calls_that_are_reset_ends_the_connection_soon() -> None:
 def test_call_beyond_the_rate_that_is_reset_delays_the_connection_only() -> None:
     async def reset() -> None:
         one = Receiver()
-        for _ in range(8):
-            stream = one.client.get_next_available_stream_id()
-            one.client.send_headers(stream, HEADERS)
-            one.client.reset_stream(stream)
-        one.send()
+        one.reset_calls(8)
         assert not one.wire.reads.is_set()
         await asyncio.wait_for(one.wire.reads.wait(), 60)
         assert not one.wire.aborted
@@ -164,9 +169,7 @@ def test_call_is_answered_whatever_its_headers_and_before_a_client_leaves(
         one.send(more)
         await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
         assert (one.sink.count, one.wire.closed, one.wire.aborted) == (3, closed, False)
-        events = one.client.receive_data(bytes(one.wire.written))
-        ends = [each for each in events if isinstance(each, h2.events.TrailersReceived)]
-        assert [dict(each.headers)[b"grpc-status"] for each in ends] == [b"0"]
+        assert one.statuses() == [b"0"]
 
     asyncio.run(export())
 
@@ -197,9 +200,7 @@ def test_call_of_a_client_that_leaves_is_answered_whatever_else_it_sends(
         await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
         assert (one.sink.count, one.wire.closed, one.wire.aborted) == (3, True, False)
         assert not one.rejections
-        events = one.client.receive_data(bytes(one.wire.written))
-        ends = [each for each in events if isinstance(each, h2.events.TrailersReceived)]
-        assert [dict(each.headers)[b"grpc-status"] for each in ends] == [b"0"]
+        assert one.statuses() == [b"0"]
 
     asyncio.run(export())
 

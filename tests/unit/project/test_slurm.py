@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from testbed.known_totals import Books
+from testbed.known_totals import Books, an_hour_ago
 from testbed.requirements import ROOT
 
 from wattspan.capper.ceilings import (
@@ -25,7 +25,6 @@ from wattspan.config import StoreSettings as Settings
 from wattspan.model import Group, GroupKind
 from wattspan.processes.cgroup_names import names_of
 from wattspan.storage.store import Store
-from wattspan.testing import ManualClock
 
 pytestmark = pytest.mark.slow
 
@@ -39,10 +38,7 @@ def blocks(language: str) -> list[str]:
     return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
 
 
-@pytest.fixture
-def host() -> Books:
-    """The job began an hour ago."""
-    return Books(ManualClock(wall=SystemClock().now().wall - 3600 * 10**9))
+host = pytest.fixture(an_hour_ago)
 
 
 def run(host: Books, state: Path) -> None:

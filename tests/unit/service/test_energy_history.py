@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -266,11 +266,17 @@ def test_answer_of_a_window_in_an_outage_of_a_gpu_outlasts_its_return(watched: b
     assert both["certainty"] == {"cpu": "known", "gpu": "lower_bound" if watched else "known"}
 
 
-def test_cpu_samples_locate_energy_inside_an_interval() -> None:
+def half_busy() -> tuple[Host, Callable[[], list[tuple[int, int]]]]:
+    """A host, and the samples of SHELL, which works in the first half of the next interval."""
     host = Host(CPU)
     host.run(5, (SHELL,))
     samples = [(host.now + i * TICK // 10, min(i, 5) * TICK // 10) for i in range(11)]
-    host.past.watch(SHELL, samples=lambda: [samples.pop(0) for _ in range(len(samples))])
+    return host, lambda: [samples.pop(0) for _ in range(len(samples))]
+
+
+def test_cpu_samples_locate_energy_inside_an_interval() -> None:
+    host, samples = half_busy()
+    host.past.watch(SHELL, samples=samples)
     start = host.run(1, (SHELL,))
     host.run(30, (SHELL,))
     first = host.past.process(SHELL, start, start + TICK // 2).energy[HwType.CPU]
@@ -278,12 +284,8 @@ def test_cpu_samples_locate_energy_inside_an_interval() -> None:
 
 
 def test_cpu_samples_apply_to_a_family_of_one_process() -> None:
-    host = Host(CPU)
-    host.run(5, (SHELL,))
-    samples = [(host.now + i * TICK // 10, min(i, 5) * TICK // 10) for i in range(11)]
-    host.past.watch(
-        SHELL, family=True, samples=lambda: [samples.pop(0) for _ in range(len(samples))]
-    )
+    host, samples = half_busy()
+    host.past.watch(SHELL, family=True, samples=samples)
     start = host.run(1, (SHELL,))
     host.run(30, (SHELL,))
     spent = host.past.process(SHELL, start, start + TICK // 2, family=True)
@@ -521,13 +523,9 @@ def test_many_samples_of_a_cpu_clock_are_merged() -> None:
 
 
 def test_samples_are_those_of_the_first_holder_that_has_any() -> None:
-    host = Host(CPU)
-    host.run(5, (SHELL,))
-    samples = [(host.now + i * TICK // 10, min(i, 5) * TICK // 10) for i in range(11)]
+    host, samples = half_busy()
     host.past.watch(SHELL, samples=list)
-    host.past.watch(
-        SHELL, samples=lambda: [samples.pop(0) for _ in range(len(samples))], holder="queries"
-    )
+    host.past.watch(SHELL, samples=samples, holder="queries")
     start = host.run(31, (SHELL,))
     first = host.past.process(SHELL, start, start + TICK // 2).energy[HwType.CPU]
     assert first == pytest.approx(1000, rel=0.01)

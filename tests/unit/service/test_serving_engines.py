@@ -35,7 +35,7 @@ def _born(second: int, *processes: Consumer) -> Tick:
     return Tick(_at(second), births=births)
 
 
-def test_ended_processes_of_an_engine_are_forgotten_with_the_history() -> None:
+def _begun() -> tuple[EnergyHistory, ServingEngines]:
     history = EnergyHistory(60 * SECOND, 10**8)
     engines = ServingEngines(
         history,
@@ -43,6 +43,11 @@ def test_ended_processes_of_an_engine_are_forgotten_with_the_history() -> None:
         merged=lambda part, into: None,
         released=lambda sender: None,
     )
+    return history, engines
+
+
+def test_ended_processes_of_an_engine_are_forgotten_with_the_history() -> None:
+    history, engines = _begun()
     history.apply(_born(100, SERVER), ())
     engine = engines.find(SERVER, "llm", 100 * SECOND, ANN.path)
     helpers = frozenset(Consumer(1000 + number, 50 + number) for number in range(20))
@@ -58,13 +63,7 @@ def test_ended_processes_of_an_engine_are_forgotten_with_the_history() -> None:
 
 
 def test_process_that_is_parted_from_an_engine_is_in_one_engine_only() -> None:
-    history = EnergyHistory(60 * SECOND, 10**8)
-    engines = ServingEngines(
-        history,
-        Pools().make(PoolName.ENGINES),
-        merged=lambda part, into: None,
-        released=lambda sender: None,
-    )
+    history, engines = _begun()
     launcher, worker, helper = Consumer(9, 1), Consumer(11, 2), Consumer(12, 3)
     parents = {launcher: 1, SERVER: launcher.pid, worker: launcher.pid, helper: SERVER.pid}
     gpu = Domain("gpu-0", HwType.GPU, "gpu-0", "fake", Provenance.EMULATED, resource="gpu-0")

@@ -530,22 +530,24 @@ def test_announcements_beyond_the_watermark_wait() -> None:
 # ------------------------------------------------------------------------------- old, thinned time
 
 
+def spend(profile: EnergyProfile, energies: Sequence[int], first: int, last: int) -> None:
+    """Add intervals of 100 ms with these energies."""
+    for i in range(first, last):
+        edges = Instant(i * 100 * MS, 0), Instant((i + 1) * 100 * MS, 0)
+        profile.add(CPU, CPU, Interval(CPU, *edges, Microjoules(0)), energies[i], 0)
+
+
 def test_late_spans_of_thinned_time_share_the_rest() -> None:
     profile, process = EnergyProfile(64), ProcessSpans()
     energies = [(i * 7919) % 100_000 for i in range(400)]
 
-    def spend(first: int, last: int) -> None:
-        for i in range(first, last):
-            edges = Instant(i * 100 * MS, 0), Instant((i + 1) * 100 * MS, 0)
-            profile.add(CPU, CPU, Interval(CPU, *edges, Microjoules(0)), energies[i], 0)
-
-    spend(0, 20)
+    spend(profile, energies, 0, 20)
     results = [
         *process.settle([span(i, i * 90, i * 90 + 45) for i in range(1, 20)], profile, NEVER)
     ]
     process.open(started(500, 1_950))
     results += process.settle([span(501, 1_960, 1_970)], profile, NEVER)
-    spend(20, 400)
+    spend(profile, energies, 20, 400)
     assert profile.thinned > 2 * SECOND
     assert process.outside(profile, 333 * MS)[CPU] >= 0
     lone = ProcessSpans()
@@ -570,18 +572,13 @@ def test_late_spans_of_thinned_time_share_the_rest() -> None:
 def test_thinned_time_is_divided_once() -> None:
     energies = [2_000_000 * (i % 2) for i in range(60)]
 
-    def spend(profile: EnergyProfile, first: int, last: int) -> None:
-        for i in range(first, last):
-            edges = Instant(i * 100 * MS, 0), Instant((i + 1) * 100 * MS, 0)
-            profile.add(CPU, CPU, Interval(CPU, *edges, Microjoules(0)), energies[i], 0)
-
     for early in ([(100, 200)], [(0, 100), (300, 400)], [(150, 250), (330, 470)]):
         for late in ([(200, 300)], [(110, 120), (210, 320)], [(0, 500)], [(260, 280), (500, 600)]):
             profile, process = EnergyProfile(16), ProcessSpans()
-            spend(profile, 0, 5)
+            spend(profile, energies, 0, 5)
             batch = [span(i, *times) for i, times in enumerate(early, 1)]
             results = [*process.settle(batch, profile, NEVER)]
-            spend(profile, 5, 60)
+            spend(profile, energies, 5, 60)
             assert profile.thinned > 600 * MS
             for i, times in enumerate(late, 10):
                 results += process.settle([span(i, *times)], profile, NEVER)
