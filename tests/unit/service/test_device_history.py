@@ -520,25 +520,18 @@ def settle(host: Host, start: float, end: float, energy: int, of: int) -> None:
     host.devices.settle(Tick(stop, {}, ()), [attribution])
 
 
-def test_instance_has_the_energy_that_its_board_was_attributed() -> None:
+@pytest.mark.parametrize("second", [1, 4])
+def test_instance_has_the_energy_that_its_board_was_attributed(second: int) -> None:
+    """Time without attribution between two intervals has none."""
     host = Host()
     host.list("nvml", GPU, MIG)
     host.run(1)
     settle(host, 0, 1, 3_000, 10_000)
-    settle(host, 1, 2, 5_000, 10_000)
-    spent = host.devices.device(MIG.id, START, START + 2 * SECOND)
+    settle(host, second, second + 1, 5_000, 10_000)
+    end = START + (second + 1) * SECOND
+    spent = host.devices.device(MIG.id, START, end)
     assert (spent.energy, spent.covered) == ({HwType.GPU: 8_000}, 2 * SECOND)
-    assert host.devices.known(MIG.id) == START + 2 * SECOND
-
-
-def test_time_without_attribution_is_no_energy_of_an_instance() -> None:
-    host = Host()
-    host.list("nvml", GPU, MIG)
-    host.run(1)
-    settle(host, 0, 1, 3_000, 10_000)
-    settle(host, 4, 5, 5_000, 10_000)
-    spent = host.devices.device(MIG.id, START, START + 5 * SECOND)
-    assert (spent.energy, spent.covered) == ({HwType.GPU: 8_000}, 2 * SECOND)
+    assert host.devices.known(MIG.id) == end
 
 
 def test_instance_without_attribution_is_known_at_every_tick_after_the_wait() -> None:

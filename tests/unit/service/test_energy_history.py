@@ -384,9 +384,14 @@ def test_end_of_time_without_a_baseline_is_known_by_hardware_type() -> None:
     assert host.past.idle(CPU.id, started, started + TICK) is None
 
 
-@pytest.mark.parametrize("watched", [True, False])
-def test_doubt_of_a_division_is_in_the_uncertainty(watched: bool) -> None:
-    """The doubts of all intervals are one error, at most the own energy or that of the others."""
+@pytest.mark.parametrize(
+    ("watched", "busy"), [(True, range(100)), (False, range(100)), (True, range(30, 70))]
+)
+def test_doubt_of_a_division_is_in_the_uncertainty(watched: bool, busy: range) -> None:
+    """The doubts of all intervals are one error, at most the own energy or that of the others.
+
+    The period may begin and end without energy.
+    """
     host = Host(GPU)
     zero = Microjoules(0)
     if watched:
@@ -394,32 +399,16 @@ def test_doubt_of_a_division_is_in_the_uncertainty(watched: bool) -> None:
     begin = host.now
     for number in range(100):
         start, end = begin + number * TICK, begin + (number + 1) * TICK
-        shares = (Share(SHELL, Microjoules(600)), Share(CHILD, Microjoules(400)))
-        interval = Interval(GPU.id, Instant(start, 0), Instant(end, 0), Microjoules(1000))
-        doubts = (Microjoules(300), Microjoules(300))
-        spent = Attribution(interval, shares, zero, zero, doubts=doubts)
-        host.past.apply(Tick(Instant(end, 0)), [spent])
-    found = host.past.process(SHELL, begin + 10 * TICK, begin + 90 * TICK)
-    assert found.energy[HwType.GPU] == 80 * 600
-    assert found.uncertainty[HwType.GPU] == pytest.approx(80 * 300, rel=0.1)
-
-
-def test_doubt_of_a_period_that_begins_and_ends_without_energy_is_stated() -> None:
-    host = Host(GPU)
-    zero = Microjoules(0)
-    host.past.watch(SHELL)
-    begin = host.now
-    for number in range(100):
-        start, end = begin + number * TICK, begin + (number + 1) * TICK
-        used = 600 if 30 <= number < 70 else 0
+        used = 600 if number in busy else 0
         shares = (Share(SHELL, Microjoules(used)), Share(CHILD, Microjoules(1000 - used)))
         interval = Interval(GPU.id, Instant(start, 0), Instant(end, 0), Microjoules(1000))
         doubts = (Microjoules(used // 2), Microjoules(used // 2))
         spent = Attribution(interval, shares[not used :], zero, zero, doubts=doubts[not used :])
         host.past.apply(Tick(Instant(end, 0)), [spent])
     found = host.past.process(SHELL, begin + 10 * TICK, begin + 90 * TICK)
-    assert found.energy[HwType.GPU] == 40 * 600
-    assert found.uncertainty[HwType.GPU] == pytest.approx(40 * 300, rel=0.1)
+    steps = len(set(busy) & set(range(10, 90)))
+    assert found.energy[HwType.GPU] == steps * 600
+    assert found.uncertainty[HwType.GPU] == pytest.approx(steps * 300, rel=0.1)
 
 
 def test_idle_watched_process_costs_no_merge() -> None:

@@ -222,16 +222,10 @@ def test_missing_inherited_sockets_give_none(count: str) -> None:
     assert inherited_unix_socket({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": count}) is None
 
 
-def test_inherited_socket_without_listener_is_rejected() -> None:
-    with socket.socket(socket.AF_UNIX) as idle:
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_inherited_socket_without_listener_is_rejected(kind: socket.SocketKind) -> None:
+    with socket.socket(socket.AF_UNIX, kind) as idle:
         environ, first = handed(idle)
-        with pytest.raises(ListenError, match="no listening Unix stream socket"):
-            inherited_unix_socket(environ, first=first)
-
-
-def test_datagrams_are_refused() -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
-        environ, first = handed(datagrams)
         with pytest.raises(ListenError, match="no listening Unix stream socket"):
             inherited_unix_socket(environ, first=first)
 
