@@ -13,6 +13,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         agent = SpanAgent(Path(folder))
         os.environ["WATTSPAN_RUN_DIR"] = str(agent.run_dir)
-        try:
+        with closing(agent):
             begins, ends, windows = edges(chosen.windows)
             show("begin", begins)
             show("end", ends)
@@ -53,8 +54,6 @@ def main() -> None:
             windows[-1].result(timeout=30)
             show("reading a settled window", reads(windows[-chosen.reads :]))
             devices(chosen.kept)
-        finally:
-            agent.close()
 
 
 def edges(count: int) -> tuple[list[int], list[int], list[wattspan.Window]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,8 +40,9 @@ def opened(browser: Browser, url: str, *, clock: bool = False, **settings: Any) 
 
     With ``clock``, the test advances the time on the page, in addition to real time.
     """
-    context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | settings))
-    try:
+    with closing(
+        browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | settings))
+    ) as context:
         tab = Tab(context.new_page())
         if clock:
             tab.page.clock.install()
@@ -50,8 +51,6 @@ def opened(browser: Browser, url: str, *, clock: bool = False, **settings: Any) 
         yield tab
         assert tab.wrongs == []
         assert {_origin(asked) for asked in tab.asked} <= {_origin(url), "data:"}
-    finally:
-        context.close()
 
 
 def _origin(url: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Self
 
@@ -119,11 +119,8 @@ class EtcdCluster(Closeable):
 
     def call(self, path: str, request: object, **options: object) -> object:
         """Call the gateway."""
-        gateway = EtcdGateway(self.settings(**options), SystemClock())
-        try:
+        with closing(EtcdGateway(self.settings(**options), SystemClock())) as gateway:
             return gateway.call(path, request, object)
-        finally:
-            gateway.close()
 
     def compact(self) -> None:
         """Forget the history of all keys."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -59,14 +59,11 @@ class Served:
         body: bytes | None = None, **headers: str,
     ) -> Answer:  # fmt: skip
         """One request on a connection of its own; ``accept_encoding`` is Accept-Encoding."""
-        connection = self.connect(tls)
-        try:
+        with closing(self.connect(tls)) as connection:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, body=body, headers=named)
             response = connection.getresponse()
             return Answer(response.status, response.headers, response.read())
-        finally:
-            connection.close()
 
 
 @contextmanager

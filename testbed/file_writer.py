@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -61,10 +61,8 @@ def desk(directory: Path, **keys: object) -> Iterator[Desk]:
     """A desk that is closed at the end of the block."""
     log: list[str] = []
     made = Desk(directory, SnapshotWriter(settings(directory, **keys), log.append), log)
-    try:
+    with closing(made.writer):
         yield made
-    finally:
-        made.writer.close()
 
 
 def read(path: Path) -> list[Row]:

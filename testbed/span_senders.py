@@ -7,6 +7,7 @@ import os
 import socket
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -77,11 +78,8 @@ def post_message(
 
 def send(run_dir: Path, spans: Iterable[Span], service: str = "service") -> int:
     """Send spans of this very process by the Unix socket; the status of the answer."""
-    connection = UnixConnection(run_dir / "otlp.sock")
-    try:
+    with closing(UnixConnection(run_dir / "otlp.sock")) as connection:
         return post(connection, spans, service).status
-    finally:
-        connection.close()
 
 
 class Scrape:

@@ -12,7 +12,7 @@ import shutil
 import site
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,11 +109,8 @@ class Installed:
 
     def gpu_limit(self) -> int:
         """Limit of the first GPU in milliwatts."""
-        gpu = Gpu(self.emulated)
-        try:
+        with closing(Gpu(self.emulated)) as gpu:
             return gpu.limit
-        finally:
-            gpu.close()
 
     @contextmanager
     def held(self, device: str, milliwatts: int, *, knob: str = "cpu_power") -> Iterator[None]:

@@ -6,7 +6,7 @@ import json
 import mimetypes
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,11 @@ def browser() -> Iterator[Browser]:
     program = shutil.which("chromium")
     if program is None:
         raise FileNotFoundError("There is no chromium to draw with; install Debian's chromium.")
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        try:
-            yield running
-        finally:
-            running.close()
+    with (
+        sync_playwright() as playwright,
+        closing(playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])) as one,
+    ):
+        yield one
 
 
 def draw(using: Browser, page_files: Path, document: Mapping[str, Any]) -> Drawing:
@@ -87,8 +86,7 @@ def draw(using: Browser, page_files: Path, document: Mapping[str, Any]) -> Drawi
         else:
             route.fulfill(status=404)
 
-    page = using.new_page(viewport={"width": document["width"], "height": TALL})
-    try:
+    with closing(using.new_page(viewport={"width": document["width"], "height": TALL})) as page:
         page.on("console", heard)
         page.on("pageerror", lambda error: console.append(str(error)))
         page.route("**/*", answer)
@@ -105,5 +103,3 @@ def draw(using: Browser, page_files: Path, document: Mapping[str, Any]) -> Drawi
         image = page.locator("#dashboard").screenshot()
         plots = dict(page.evaluate(_COLORS))
         return Drawing(image, panels, tuple(console), tuple(strangers), plots, text)
-    finally:
-        page.close()

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from testbed.capper_process import CapperProcess
 from testbed.faults.limits import LimitStage
@@ -107,7 +107,6 @@ class HostileStage(LimitStage):
             "caps.largest_step": 1.0,
             "autotune.knobs": '["gpu_power", "cpu_power"]',
         }
-        self.cappers = 0
         self.sizes: SizeWatch | None = None
         super().__init__(
             within=within,
@@ -146,7 +145,6 @@ class HostileStage(LimitStage):
 
     def start_capper(self) -> CapperProcess:
         """Another capper on the same state, as its service manager starts it."""
-        self.cappers += 1
         return CapperProcess(
             self.host,
             self.folder,
@@ -273,11 +271,8 @@ class Sampler:
 
 @contextmanager
 def sampling(limits: Limits) -> Iterator[Sampler]:
-    sampler = Sampler(limits)
-    try:
+    with closing(Sampler(limits)) as sampler:
         yield sampler
-    finally:
-        sampler.close()
 
 
 def tuner(stage: HostileStage, watts: dict[str, int]) -> Actor:

@@ -32,7 +32,7 @@ class Job:
         self._points: deque[EnergyPoint] = deque()  # read and not yet known
         self._random = Random(f"{plant.name}/{seed}/job")
         self._settled = 0.0
-        self._from = self._settled_from = self.cap
+        self._from = self.cap
         self._changed = 0.0
         self._begun = 0.0
         self._at = 0

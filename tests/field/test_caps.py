@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -347,11 +347,8 @@ def capped(case: FieldCase, folder: Path) -> Iterator[tuple[Host, Capper]]:
     facts = case["device"]
     (folder / "sys").mkdir()
     (folder / "journal").mkdir()
-    host = HOSTS[facts["vendor"]](folder / "sys", facts)
-    try:
+    with closing(HOSTS[facts["vendor"]](folder / "sys", facts)) as host:
         yield host, Capper(host, folder / "journal", facts)
-    finally:
-        host.close()
 
 
 @pytest.mark.parametrize("case", field_cases("caps"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -205,11 +205,8 @@ BOARDS: Mapping[str, Callable[[Path, Mapping[str, Any]], Board]] = {
 
 @contextmanager
 def opened(case: FieldCase, root: Path) -> Iterator[Board]:
-    board = BOARDS[case["board"]["vendor"]](root, case["board"])
-    try:
+    with closing(BOARDS[case["board"]["vendor"]](root, case["board"])) as board:
         yield board
-    finally:
-        board.close()
 
 
 @pytest.mark.slow

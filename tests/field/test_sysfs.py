@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from testbed.field import FieldCase, build_tree, field_cases
+from testbed.process_rights import without_root
 
 from wattspan.attribution.cover import decide
 from wattspan.model import Domain, Failure
@@ -22,17 +22,13 @@ from wattspan.util.cpu_topology import CpuTopology
 @contextlib.contextmanager
 def listing(case: FieldCase, folder: Path) -> Iterator[Path]:
     """The listing; of one with modes, as the current directory of a user without privileges."""
-    root, user = build_tree(case["tree"], folder), os.geteuid()
+    root = build_tree(case["tree"], folder)
     if "modes" not in case["tree"]:
         yield root
         return
     root.chmod(0o755)
-    with contextlib.chdir(root):
-        os.seteuid(user or 65534)
-        try:
-            yield Path()
-        finally:
-            os.seteuid(user)
+    with contextlib.chdir(root), without_root():
+        yield Path()
 
 
 def examine(case: FieldCase, root: Path) -> tuple[dict[str, Domain], list[Failure]]:

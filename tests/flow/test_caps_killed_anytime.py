@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,7 @@ def test_kill_at_a_random_moment_restores_the_original(
 def test_unmodified_program_leaves_the_original_limit(
     tmp_path: Path, record_property: Note, number: signal.Signals
 ) -> None:
-    host = OwnHost()
-    try:
+    with closing(OwnHost()) as host:
         with Tuned(host, tmp_path, program=PROGRAM) as agent:
             agent.until(lambda: host.find(agent.process.pid), "it has an emulated host")
             agent.caps()
@@ -67,5 +67,3 @@ def test_unmodified_program_leaves_the_original_limit(
             agent.until(lambda: agent.journal() == [], "nothing is held")
             agent.ended()
         assert host.limit == ORIGINAL
-    finally:
-        host.close()

@@ -200,15 +200,13 @@ def spent_by(host: HostUsage, pid: int) -> dict[str, int]:
 def test_usage_of_a_moving_process_is_divided_by_the_count(sysfs: Path) -> None:
     began = time.monotonic_ns()
     host = open_processes(SystemClock(), sysfs=sysfs)
-    try:
+    with contextlib.closing(host.usage):
         if not all(one.active for one in host.capabilities if one.name == CAPABILITY):
             pytest.skip("eBPF cannot be used here")
         host.usage.poll()
         with running(burn_both) as child:
             spent = spent_by(host, child.pid)
         passed = time.monotonic_ns() - began
-    finally:
-        host.usage.close()
     assert spent["cpu:0"] + spent["cpu:1"] == spent["cpu"] >= 199 * MS
     first, second = child.work[0], child.work[1]
     least = second.used / (passed - second.passed + second.used)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from testbed.debian_root import package, the_package
+from testbed.process_rights import umask
 from testbed.program import wattspan
 from testbed.requirements import ROOT
 
@@ -39,13 +40,10 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_package_build_is_reproducible(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     once = _digest(the_package())
-    old = os.umask(0o077)
-    try:
+    with umask(0o077):
         again = package(
             tmp_path / "again", TZ="Asia/Tokyo", TMPDIR=str(tmp_path / "elsewhere"), LANG="C.UTF-8"
         )
-    finally:
-        os.umask(old)
     assert _digest(again) == once
 
 

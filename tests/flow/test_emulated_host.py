@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_jobs_have_performance_counters_and_other_processes_have_none() -> None:
     with FaultyHost(profile_named("two-socket")) as host:
         client = CountersClient(clock, host.counters, 30 * SECOND, of_kernel=False)
         processes = open_processes(clock, sysfs=host.sysfs, counters=client)
-        try:
+        with closing(processes.usage):
             processes.usage.poll()
             jobs = frozenset(host.start_jobs().values())
 
@@ -98,8 +99,6 @@ def test_jobs_have_performance_counters_and_other_processes_have_none() -> None:
 
             eventually(counted, "each job has counts")
             found = eventually(counted, "each job has the counts of a whole period")
-        finally:
-            processes.usage.close()
     for usage in found:
         for payer, counts in (usage.counts or {}).items():
             assert credible(usage.spent[payer], counts)

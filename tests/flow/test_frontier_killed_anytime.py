@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -180,16 +180,12 @@ def test_study_killed_at_any_moment_restores_the_limit_and_is_resumed(
         folder = tmp_path / str(number)
         folder.mkdir()
         rng, found = random.Random(number), list[Kill]()
-        with IdleHost() as host:
-            study = KilledStudy(host, folder)
-            try:
-                for kill in range(number, KILLS, HOSTS):
-                    target = TARGETS[kill % len(TARGETS)]
-                    capped = kill % 2 == 0
-                    after = rng.uniform(0.0, CAPPED if capped else LENGTH)
-                    found.append(study.kill(target, after, once_capped=capped))
-            finally:
-                study.close()
+        with IdleHost() as host, closing(KilledStudy(host, folder)) as study:
+            for kill in range(number, KILLS, HOSTS):
+                target = TARGETS[kill % len(TARGETS)]
+                capped = kill % 2 == 0
+                after = rng.uniform(0.0, CAPPED if capped else LENGTH)
+                found.append(study.kill(target, after, once_capped=capped))
         return found
 
     with ThreadPoolExecutor(HOSTS) as pool:

@@ -9,7 +9,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -57,13 +57,10 @@ def _engine(agent: SpanAgent, port: int = 0, *, spans: bool = True) -> Iterator[
 
 
 def _ask(port: int, path: str, content: object = None) -> dict:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    try:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
         method = "GET" if content is None else "POST"
         connection.request(method, path, None if content is None else json.dumps(content))
         return json.loads(connection.getresponse().read())
-    finally:
-        connection.close()
 
 
 def _serve(port: int, count: int) -> list[dict]:
@@ -86,12 +83,11 @@ def _serve(port: int, count: int) -> list[dict]:
 
 
 def _samples(agent: SpanAgent, name: str) -> dict[tuple[str, ...], float]:
-    connection = http.client.HTTPConnection("127.0.0.1", agent.metrics_port, timeout=60)
-    try:
+    with closing(
+        http.client.HTTPConnection("127.0.0.1", agent.metrics_port, timeout=60)
+    ) as connection:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
     return {
         tuple(sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)

@@ -6,6 +6,7 @@ import http.client
 import json
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -114,13 +115,11 @@ def _post(
 ) -> tuple[http.client.HTTPMessage, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     sent = {"Content-Type": "application/json", **headers}
-    try:
+    with closing(connection):
         connection.request("POST", "/v1/chat/completions", json.dumps(document), sent)
         response = connection.getresponse()
         assert response.status == status
         return response.headers, response.read().decode()
-    finally:
-        connection.close()
 
 
 def _usages(stream: str) -> list[dict | None]:

@@ -13,7 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -204,14 +204,11 @@ def test_ended_process_is_counted_once(client: CountersClient) -> None:
 
 def test_usages_of_the_agent_have_the_counts(client: CountersClient) -> None:
     host = open_processes(SystemClock(), counters=client)
-    try:
-        with worker(partial(burn, 100 * MS)) as child:
-            for _ in range(2):
-                host.usage.poll()
-            child.work()
-            usages = host.usage.poll().usages
-    finally:
-        host.usage.close()
+    with closing(host.usage), worker(partial(burn, 100 * MS)) as child:
+        for _ in range(2):
+            host.usage.poll()
+        child.work()
+        usages = host.usage.poll().usages
     whole, *sockets = usages
     payer = next(one for one in whole.spent if isinstance(one, Consumer) and one.pid == child.pid)
     assert whole.counts is not None
@@ -240,13 +237,10 @@ def test_hardware_events_are_counted_or_their_absence_is_told() -> None:
         with pytest.raises(OSError, match=r"No such|not supported|Invalid"):
             SocketTimes(CpuTopology(), CpuTopology().possible, events=HARDWARE_EVENTS)
         return
-    try:
-        with worker(partial(burn, 100 * MS)) as child:
-            program.sums()
-            child.work()
-            counts = by_pid(CounterSums.decoded(program.sums()))[child.pid]
-    finally:
-        program.close()
+    with closing(program), worker(partial(burn, 100 * MS)) as child:
+        program.sums()
+        child.work()
+        counts = by_pid(CounterSums.decoded(program.sums()))[child.pid]
     assert counts.cycles > counts.time / 10
     assert counts.instructions > counts.time / 10
     assert counts.reference > 0

@@ -33,10 +33,8 @@ def opened(opener: Callable[[], EventChannel]) -> Iterator[EventChannel]:
         channel = opener()
     except OSError as error:
         pytest.skip(f"the kernel reports no processes here: {error}")
-    try:
+    with contextlib.closing(channel):
         yield channel
-    finally:
-        channel.close()
 
 
 def possible_cpus() -> str:

@@ -65,10 +65,8 @@ def any_watch(request: pytest.FixtureRequest) -> Iterator[Watch]:
 @contextlib.contextmanager
 def watching(events: object) -> Iterator[Watch]:
     host = open_processes(SystemClock(), events=events)  # type: ignore[arg-type]
-    try:
+    with contextlib.closing(host.usage):
         yield Watch(host)
-    finally:
-        host.usage.close()
 
 
 def burn(nanoseconds: int) -> None:

@@ -53,14 +53,11 @@ def export(
     """As grpclib's client does."""
 
     async def exported() -> ExportTraceServiceResponse:
-        channel = grpclib.client.Channel(*at, path=path)
-        try:
+        with closing(grpclib.client.Channel(*at, path=path)) as channel:
             method = grpclib.client.UnaryUnaryMethod(
                 channel, EXPORT, ExportTraceServiceRequest, ExportTraceServiceResponse
             )
             return await method(message, timeout=20)
-        finally:
-            channel.close()
 
     return asyncio.run(exported())
 

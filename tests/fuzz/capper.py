@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import selectors
 import socket
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -89,12 +90,8 @@ def capper_protocol(data: bytes) -> None:
     supply = Supply(data)
     kind, said = supply.byte(), supply.rest()
     uid = 0 if kind & 1 else 1000
-    with folder() as path:
-        talk = _Conversation(path, uid)
-        try:
-            _converse(talk, said, by_turns=bool(kind & 2))
-        finally:
-            talk.close()
+    with folder() as path, closing(_Conversation(path, uid)) as talk:
+        _converse(talk, said, by_turns=bool(kind & 2))
 
 
 def _converse(talk: _Conversation, said: bytes, *, by_turns: bool) -> None:
@@ -181,8 +178,7 @@ def capper_files(data: bytes) -> None:
             (path / f"journal-{BOOT}.{'a.jsonl' if is_checked else 'json'}").write_bytes(content)
         else:
             (path / "ceilings.json").write_bytes(content)
-        talk = _Conversation(path, 0)
-        try:
+        with closing(_Conversation(path, 0)) as talk:
             talk.bench.manager.turn()
             for _ in range(2):
                 talk.bench.clock.advance(1.0)
@@ -191,8 +187,6 @@ def capper_files(data: bytes) -> None:
             for _, value in talk.bench.actuator.written:
                 assert value is None or _LEAST <= value <= 700 * W, f"{value} was written"
             assert len(talk.bench.journal.trouble) < 2000
-        finally:
-            talk.close()
 
 
 @target(

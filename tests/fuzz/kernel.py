@@ -224,8 +224,7 @@ def procfs(data: bytes) -> None:
 
 
 def _look(proc: Path) -> None:
-    processes = ProcFs(proc)
-    try:
+    with contextlib.closing(ProcFs(proc)) as processes:
         assert processes.pids() == [42]
         last = processes.last_pid()
         assert last is None or isinstance(last, int)
@@ -247,8 +246,6 @@ def _look(proc: Path) -> None:
         owner = witness.owner_of(("127.0.0.1", 4318), ("127.0.0.1", 80))
         assert owner is None or owner.inode > 0
         witness.close()
-    finally:
-        processes.close()
 
 
 @target(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import sqlite3
+from contextlib import closing
 
 import msgspec
 from testbed.known_totals import Books
@@ -180,13 +181,11 @@ def store_file(data: bytes) -> None:
         except StoreError as error:
             told(error)
             return
-        try:
+        with closing(store):
             for _ in range(2):
                 host.spend({1: 5, 2: 7})
                 store.write(host.now())
             assert store.health.failures or store.last_checkpoint() is not None
-        finally:
-            store.close()
         for sentence in said:
             assert sentence.isprintable(), sentence
 

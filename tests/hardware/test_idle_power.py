@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 from testbed.idle_power import CounterReading, NotIdleError, measure_idle_powers
@@ -59,10 +59,8 @@ def agent(interval: int) -> Iterator[None]:
     source = open_nvml(NvmlSettings(enabled=True), SourceContext(CLOCK, FakeDirectory()))
     assert isinstance(source, PacedSource)
     source.pace(interval)
-    try:
+    with closing(source):
         yield
-    finally:
-        source.close()
 
 
 def test_agent_does_not_raise_the_power_of_an_idle_board(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testbed.process_rights import umask, without_root
 
 from wattspan.capper.host_directory import (
     HostClaim,
@@ -161,11 +162,8 @@ def test_missing_directory_is_no_fault_and_no_capper(path: Path) -> None:
 
 
 def test_directory_is_visible_to_every_user_in_spite_of_the_umask(path: Path) -> None:
-    before = os.umask(0o077)
-    try:
+    with umask(0o077):
         HostClaim(path).release()
-    finally:
-        os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o755
     assert (path / "host.lock").stat().st_mode & 0o777 == 0o600
 
@@ -287,10 +285,7 @@ def test_process_of_an_unexpected_user_behind_the_link_is_no_capper(sockets: Pat
     path = sockets / "socket"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
-        os.seteuid(12_345)  # the kernel reports the user at the time of listen()
-        try:
+        with without_root(12_345):  # the kernel reports the user at the time of listen()
             listener.listen()
-        finally:
-            os.seteuid(0)
         error = connected(CapperAddress(path, owner=0))
     assert "a process of user 12345 listens there" in error

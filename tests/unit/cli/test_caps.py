@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from testbed.fixtures import entered
+from testbed.process_rights import without_root
 
 from wattspan.capper.protocol import CapperAddress, CapperClient, KnobRow, RefusalReason, StateReply
 from wattspan.cli.caps import capper_line, permitted_capper, require_right
@@ -99,13 +101,7 @@ def test_refusal_of_the_capper_is_passed_on_unless_it_ends() -> None:
     assert permitted_capper(AnsweringClient(ending), None, "restore") is None
 
 
-@pytest.fixture
-def nobody() -> Iterator[None]:
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    yield
-    os.seteuid(user)
+nobody = entered(without_root)
 
 
 def of(state_dir: str | Path) -> Config:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
+from testbed.process_rights import without_root
 
 from wattspan.cli import cli
 from wattspan.cli.caps import load_usable
@@ -76,15 +76,10 @@ def test_user_without_the_right_is_refused_before_anything_else_is_said(tmp_path
     file = tmp_path / "config.toml"
     file.write_text("[cups]\n")
     tmp_path.chmod(0o755)
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
+    with without_root():
         for command in ("restore", "accept"):
             words = ["caps", command, *(["--config", str(file)] if command == "restore" else [])]
             done = CliRunner().invoke(cli, words)
             assert done.exit_code == 6
             (line,) = done.stderr.splitlines()
             assert f"`sudo wattspan caps {command}`" in line
-    finally:
-        os.seteuid(user)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from testbed.process_rights import without_root
 
 from wattspan.cli import cli
 from wattspan.cli.formatting import UNKNOWN
@@ -404,13 +405,8 @@ def test_closed_store_without_an_agent_is_refused_with_the_remedy(
     closed.mkdir(mode=0)
     monkeypatch.setenv("WATTSPAN_RUN_DIR", str(tmp_path / "none"))
     monkeypatch.setattr(Path, "exists", os.path.exists)  # as from Python 3.14 on
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
+    with without_root():
         done = CliRunner().invoke(cli, ["report", "--set", f"agent.state_dir={closed}"])
-    finally:
-        os.seteuid(user)
     assert done.exit_code == 5
     assert "for root and the agent's group, and no agent answers" in done.stderr
     assert "`sudo wattspan report`" in done.stderr

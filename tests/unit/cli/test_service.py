@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from testbed.process_rights import umask
 
 from wattspan.cli import cli
 
@@ -19,8 +19,7 @@ UNIT = Path("usr/local/lib/systemd/system/wattspan.service")
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
     """A system with a program in it that services can run."""
-    before = os.umask(0o022)
-    try:
+    with umask(0o022):
         folder = tmp_path / "root"
         for path, text in {PROGRAM: "#!/usr/bin/python3\n", "/usr/bin/python3": "\x7fELF"}.items():
             place = folder / path.lstrip("/")
@@ -28,8 +27,6 @@ def root(tmp_path: Path) -> Iterator[Path]:
             place.write_text(text)
             place.chmod(0o755)
         yield folder
-    finally:
-        os.umask(before)
 
 
 def service(root: Path, *words: str) -> Result:

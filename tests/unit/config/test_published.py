@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.process_rights import umask, without_root
 
 from wattspan.config import (
     AgentSettings,
@@ -44,11 +45,8 @@ def hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "config.toml"
     path.write_text("")
     path.chmod(0)
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    yield path
-    os.seteuid(user)
+    with without_root():
+        yield path
 
 
 def test_published_settings_are_found_again(tmp_path: Path) -> None:
@@ -58,11 +56,8 @@ def test_published_settings_are_found_again(tmp_path: Path) -> None:
 
 
 def test_published_file_is_readable_for_everybody_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
+    with umask(0o077):
         path = publish(tmp_path, PublishedAgent())
-    finally:
-        os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o644
     assert [one.name for one in tmp_path.iterdir()] == [PUBLISHED_FILE]
 

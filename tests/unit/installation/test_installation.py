@@ -3,14 +3,15 @@ tree."""
 
 from __future__ import annotations
 
-import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered_in
+from testbed.process_rights import new_root
 from testbed.requirements import ROOT
 
 from wattspan.installation.files import (
@@ -346,14 +347,7 @@ def test_every_action_is_one_sentence(files: tuple[ServiceFile, ...]) -> None:
 # --------------------------------------------------------------------------- in a tree of its own
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    before = os.umask(0o022)
-    try:
-        (tmp_path / "root").mkdir()
-        yield tmp_path / "root"
-    finally:
-        os.umask(before)
+root = entered_in(new_root)
 
 
 def carried_out(plan: Plan, root: Path) -> list[str]:

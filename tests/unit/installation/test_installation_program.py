@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testbed.fixtures import entered_in
+from testbed.process_rights import new_root
 
 from wattspan.installation.files import service_files, service_files_directory
 from wattspan.installation.program import (
@@ -144,14 +144,7 @@ def program_in(root: Path, home: str = "/usr/bin") -> str:
     return PROGRAM
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    before = os.umask(0o022)
-    try:
-        (tmp_path / "root").mkdir()
-        yield tmp_path / "root"
-    finally:
-        os.umask(before)
+root = entered_in(new_root)
 
 
 def test_program_links_are_resolved(root: Path) -> None:

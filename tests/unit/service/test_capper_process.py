@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -176,16 +177,12 @@ def refused(client: CapperClient) -> bool:
 
 def test_reload_disconnects_removed_users_and_restores_their_caps(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    with CapperServer(bench, tmp_path / "c.sock") as server:
-        client = server.client()
-        try:
-            client.hold("job", {bench.key(): 500 * W}, "why")
-            assert bench.stands[0] == 500 * W
-            server.ask(lambda: server.permit(frozenset({4711})))
-            eventually(lambda: refused(client), "it is put out")
-            eventually(lambda: bench.stands[0] == 650 * W, "its cap is given back")
-        finally:
-            client.close()
+    with CapperServer(bench, tmp_path / "c.sock") as server, closing(server.client()) as client:
+        client.hold("job", {bench.key(): 500 * W}, "why")
+        assert bench.stands[0] == 500 * W
+        server.ask(lambda: server.permit(frozenset({4711})))
+        eventually(lambda: refused(client), "it is put out")
+        eventually(lambda: bench.stands[0] == 650 * W, "its cap is given back")
 
 
 def test_only_places_and_new_kinds_of_knobs_need_a_restart() -> None:

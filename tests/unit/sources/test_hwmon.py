@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from testbed.covers import cover_of, decided
+from testbed.process_rights import without_root
 from testbed.waiting import eventually
 
 from wattspan.attribution.cover import Cover
@@ -718,14 +719,9 @@ def test_source_opens_for_names_that_are_denied(tree: Tree, clock: ManualClock) 
     hwmon = tree.chip("power_meter", "ACPI000D:00", {"power1_average": 1})
     (hwmon / "name").chmod(0)
     tree.root.chmod(0o755)
-    user = os.geteuid()
-    with contextlib.chdir(tree.root):
-        os.seteuid(user or 65534)
-        try:
-            context = SourceContext(clock, FakeDirectory(), sysfs=Path())
-            opened = open_hwmon(HwmonSettings(), context)
-        finally:
-            os.seteuid(user)
+    with contextlib.chdir(tree.root), without_root():
+        context = SourceContext(clock, FakeDirectory(), sysfs=Path())
+        opened = open_hwmon(HwmonSettings(), context)
     assert opened is not None
     opened.close()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from testbed.known_totals import Books, J
 from testbed.local_user import as_user, holding, interpreter
+from testbed.process_rights import umask
 
 from wattspan.config import StoreSettings as Settings
 from wattspan.storage.query import HistoryExtract, extract_history
@@ -143,11 +144,8 @@ def test_index_of_an_earlier_version_that_the_group_has_open_is_replaced(
 
 
 def test_others_may_not_enter_a_new_state_directory(tmp_path: Path, host: Books) -> None:
-    umask = os.umask(0o022)
-    try:
+    with umask(0o022):
         Store(tmp_path / "state", Settings(), host.clock).close()
-    finally:
-        os.umask(umask)
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o750
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import time
+from contextlib import closing
 from dataclasses import replace
 from typing import cast
 
@@ -54,11 +55,9 @@ def test_agent_that_is_stopped_need_not_answer() -> None:
 
 def test_scrapes_that_fail_make_a_stretch_without_an_answer() -> None:
     watcher = Watcher(lambda: "", every=0.001)  # no listener
-    try:
+    with closing(watcher):
         began = time.monotonic_ns()
         eventually(lambda: watcher.unanswered(began) > 0.05, "a stretch without an answer")
-    finally:
-        watcher.close()
 
 
 # -------------------------------------------------------------------------------------- spans

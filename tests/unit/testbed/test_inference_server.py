@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from testbed.continuous_batching import ContinuousBatching, EmulatedRequest, ModelCosts
@@ -73,14 +74,13 @@ def server() -> Iterator[CompletionServer]:
 
 
 def _ask(server: CompletionServer, path: str, content: object = None) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    try:
+    with closing(
+        http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    ) as connection:
         method = "GET" if content is None else "POST"
         connection.request(method, path, None if content is None else json.dumps(content))
         response = connection.getresponse()
         return response.status, response.read().decode()
-    finally:
-        connection.close()
 
 
 CHAT = {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 5}

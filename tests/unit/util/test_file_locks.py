@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from testbed.process_rights import umask
 from testbed.program import with_read_only
 from testbed.waiting import eventually
 
@@ -85,11 +86,8 @@ def path(tmp_path: Path) -> Path:
 def test_lock_file_is_private_for_any_umask(
     path: Path,
 ) -> None:
-    before = os.umask(0)
-    try:
+    with umask(0):
         FileLock(path).release()
-    finally:
-        os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o600
 
 

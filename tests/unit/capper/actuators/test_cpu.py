@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from testbed.emulated_faults import FaultyPowercapTree
 from testbed.fake_actuators import FakeRapl
 from testbed.powercap_layouts import LAYOUTS
+from testbed.process_rights import without_root
 
 from wattspan.capper.actuators.cpu import CpuPower
 from wattspan.model import KnobState, Trouble
@@ -307,12 +307,8 @@ def test_write_without_root_reports_the_kernel_permission_error() -> None:
         root.chmod(0o755)
         host = Host(root / "sys")
         power = CpuPower(host.tree.root, ManualClock())
-        os.seteuid(NOBODY)
-        try:
-            with pytest.raises(ActuatorError, match="permission denied") as caught:
-                power.write(P0, 150_000)
-        finally:
-            os.seteuid(0)
+        with without_root(), pytest.raises(ActuatorError, match="permission denied") as caught:
+            power.write(P0, 150_000)
         assert caught.value.trouble is Trouble.DENIED
         assert power.read(P0).requested == 270_000
         host.tree.close()

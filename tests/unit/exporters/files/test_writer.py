@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from testbed.file_writer import Desk, desk, read, settings
+from testbed.process_rights import umask
 from testbed.scrapes import full_host
 
 from wattspan.model import Provenance
@@ -58,13 +59,9 @@ def test_file_names_have_time_and_host_and_sort_by_time(tmp_path: Path) -> None:
 
 
 def test_only_owner_and_group_may_read(tmp_path: Path) -> None:
-    old = os.umask(0)
-    try:
-        with desk(tmp_path, **ONE, compression="gzip") as it:
-            it.turn()
-            modes = [stat.S_IMODE(path.stat().st_mode) for path in it.parts]
-    finally:
-        os.umask(old)
+    with umask(0), desk(tmp_path, **ONE, compression="gzip") as it:
+        it.turn()
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in it.parts]
     assert modes == [0o640]
     assert [stat.S_IMODE(path.stat().st_mode) for path in it.closed] == [0o640]
 
