@@ -29,16 +29,13 @@ def to_toml(config: Config, *, origins: bool = False) -> str:
 def _tables(config: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield each table with header and dotted name, followed by the tables of its arrays."""
     for where, table in config.plain().items():
-        arrays = _arrays(config.tables[where])
+        schema = keys(type(config.tables[where]))
+        arrays = [name for name, key in schema.items() if key.rows is not None]
         values = {key: value for key, value in table.items() if key not in arrays}
         yield f"[{where}]", where, values
         for array in arrays:
             for number, row in enumerate(table[array]):
                 yield f"[[{where}.{array}]]", f"{where}.{array}[{number}]", row
-
-
-def _arrays(table: Table) -> list[str]:
-    return [name for name, key in keys(type(table)).items() if key.rows is not None]
 
 
 def _entries(config: Config, where: str, table: dict[str, Any], origins: bool) -> Iterator[str]:

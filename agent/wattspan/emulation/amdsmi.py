@@ -176,10 +176,6 @@ def _driver(gpu: CalledGpu) -> dict[str, str]:
     return {"driver_name": "amdgpu", "driver_version": version, "driver_date": "N/A"}
 
 
-def _partition_mode(gpu: CalledGpu) -> str:
-    return PARTITION_MODES[gpu.record.partitions]
-
-
 # ------------------------------------------------------------------------------------ readings
 
 
@@ -320,7 +316,7 @@ _PART_CALLS: DriverCalls = {
     "amdsmi_get_gpu_device_uuid": lambda gpu: gpu.identity.uuid.decode(),
     "amdsmi_get_gpu_asic_info": _asic,
     "amdsmi_get_gpu_driver_info": _driver,
-    "amdsmi_get_gpu_compute_partition": _partition_mode,
+    "amdsmi_get_gpu_compute_partition": lambda gpu: PARTITION_MODES[gpu.record.partitions],
     "amdsmi_get_gpu_activity": _activity,
     "amdsmi_get_clock_info": _clock_info,
     "amdsmi_get_temp_metric": _temperature,

@@ -23,6 +23,7 @@ import socketserver
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -207,13 +208,10 @@ def main(arguments: list[str], engine_type: type[HostEngine] = HostEngine) -> No
     profile, directory = profile_named(arguments[0]), Path(arguments[1])
     period = int(arguments[2]) if len(arguments) > 2 else PERIOD
     try:
-        engine = engine_type(profile, directory, period)
-        try:
+        with closing(engine_type(profile, directory, period)):
             sys.stdout.write("ready\n")
             sys.stdout.flush()
             sys.stdin.read()
-        finally:
-            engine.close()
     except BrokenPipeError:
         pass  # the owner died during the start
     except OSError as error:

@@ -189,11 +189,6 @@ def _is_of_kubelet(parts: Sequence[str], at: int) -> bool:
     return relative and at + 1 < len(parts) and guest_in(parts, at + 1) is not None
 
 
-def job_in(parts: Sequence[str], at: int) -> str:
-    """The batch job that a directory is for; "" if there is none."""
-    return _name_in(_JOBS, parts, at)
-
-
 def unit_in(parts: Sequence[str], at: int) -> str:
     """The systemd unit that a directory is for, except the scopes of containers; "" for none."""
     part = parts[at]
@@ -344,7 +339,7 @@ def _path_names(
         if (found := pod_in(parts, at)) and GroupKind.POD not in {**proven, **claims}:
             groups[GroupKind.POD] = _label(scope + found)
             pod = pod if scope else found
-        if (job := job_in(parts, at)) and GroupKind.JOB not in {**proven, **claims}:
+        if (job := _name_in(_JOBS, parts, at)) and GroupKind.JOB not in {**proven, **claims}:
             groups[GroupKind.JOB] = _label(scope + job)
         if unit := unit_in(parts, at):
             # The innermost unit, also above containers and jobs that it runs.

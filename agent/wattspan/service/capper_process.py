@@ -210,13 +210,10 @@ class CapperHealth:
 
     def run(self, stop: threading.Event) -> None:
         """Ask at once, then every HEALTH_INTERVAL until ``stop``."""
-        caps = self.open()
-        try:
+        with contextlib.closing(self.open()) as caps:
             self.turn(caps)
             while not stop.wait(HEALTH_INTERVAL / SECOND):
                 self.turn(caps)
-        finally:
-            caps.close()
 
     def turn(self, caps: Caps) -> None:
         """Ask once."""

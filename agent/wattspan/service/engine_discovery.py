@@ -14,7 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -126,10 +126,8 @@ class EngineDiscovery:
 
     def run(self) -> Discovery:
         """Ask the listeners whose services use GPUs."""
-        try:
+        with closing(self._kernel):
             self._read_processes()
-        finally:
-            self._kernel.close()
         gpu_users = frozenset(one.consumer for one in self._processes.values() if one.uses_gpu)
         own = _link(f"{self._root}/self/ns/net")
         engines, left_out = list[FoundEngine](), list[LeftOut]()

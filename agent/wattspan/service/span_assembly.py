@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,11 +60,9 @@ def capper_state(config: Config, clock: Clock, *, emulated: bool) -> Mapping[str
     client = capper_client(config, clock, who, timeout=CAPPER_TIMEOUT, emulated=emulated)
     if emulated and not client.address.path.exists():
         return {}
-    try:
+    with closing(client):
         client.rows()
         facts: dict[str, Any] = msgspec.to_builtins(client.state)
-    finally:
-        client.close()
     return {"socket": str(client.address.path), "state": facts}
 
 
