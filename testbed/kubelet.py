@@ -32,12 +32,13 @@ class _BytesCodec(CodecBase):
         return data
 
 
+def text(number: int, value: str) -> tuple[int, bytes]:
+    """A field of a message."""
+    return number, value.encode()
+
+
 def encode_pods(pods: Pods) -> bytes:
     """A ListPodResourcesResponse as a kubelet sends it, with CPUs and NUMA nodes."""
-
-    def text(number: int, value: str) -> tuple[int, bytes]:
-        return number, value.encode()
-
     body = b""
     for (namespace, name), containers in pods.items():
         pod = encode_message([text(1, name), text(2, namespace)])
@@ -56,10 +57,6 @@ def encode_claims(pods: Iterable[Mapping[str, Any]]) -> bytes:
     Each has ``namespace``, ``pod``, ``container`` and ``claims`` with ``driver``, ``pool``,
     ``device``, ``cdi`` and perhaps ``share``, as Kubernetes 1.34 and later send them.
     """
-
-    def text(number: int, value: str) -> tuple[int, bytes]:
-        return number, value.encode()
-
     body = b""
     for one in pods:
         container = encode_message([text(1, one["container"])])

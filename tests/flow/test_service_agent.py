@@ -143,17 +143,19 @@ def test_child_process_does_not_notify_the_service_manager(
             assert not re.search(rb"NOTIFY_SOCKET|WATCHDOG_", environ)
 
 
+def with_source(
+    source: BlockingSource, folder: Path, manager: ServiceManager, port: int
+) -> Service:
+    """An agent whose poller ``source`` can block."""
+    settings = {"sources__blocking__gate": source.gate}
+    return Service(folder, manager, port, environ=source.environ, **settings)
+
+
 def test_hung_poller_stops_watchdog_notifications(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     source = BlockingSource(tmp_path)
-    with Service(
-        tmp_path,
-        manager,
-        free_port(),
-        environ=source.environ,
-        sources__blocking__gate=source.gate,
-    ) as agent:
+    with with_source(source, tmp_path, manager, free_port()) as agent:
         agent.ready()
         seen = manager.count("WATCHDOG=1")
         manager.hears("WATCHDOG=1", seen + 2)
@@ -177,13 +179,7 @@ def test_reload_while_a_part_hangs_ends_the_process_for_another_one(
     tmp_path: Path, manager: ServiceManager, free_port: Callable[[], int]
 ) -> None:
     source = BlockingSource(tmp_path)
-    with Service(
-        tmp_path,
-        manager,
-        free_port(),
-        environ=source.environ,
-        sources__blocking__gate=source.gate,
-    ) as agent:
+    with with_source(source, tmp_path, manager, free_port()) as agent:
         agent.ready()
         source.block()
         eventually(lambda: hanging(agent), "the poller hangs")
