@@ -83,7 +83,7 @@ class GpuSampler:
         self.asleep = self.rests = False  # suspended; not read, for that or to let it sleep
         self._rest = Nanoseconds(0)
         self._at = clock.now()
-        self._gauges = GpuGauges()
+        self._gauges = self._shown = GpuGauges()  # without implausible power, and as they are read
         self._ceiling: Milliwatts | None = None  # the highest limit that the board accepts
         self._highest = 0  # of all limits that the board has reported; 0: none yet
         self._excess: Milliwatts | None = None  # the power that was read last and cannot be
@@ -152,7 +152,11 @@ class GpuSampler:
         counted = energy is not None and self._meter.derived is False
         looks = self._gauge_pace.begin(at.mono, forced=usage_due or status_due or not counted)
         if looks:
+            before = self._excess
             self._look(at, energy, status=status_due)
+            if before is None and self._excess is not None and not status_due:
+                status_due = self._status_pace.begin(at.mono, forced=True)  # limits may have risen
+                self._look(at, energy, status=True)
         status: GpuStatus | None = None
         error: Exception | None = None  # of the status; it costs neither energy nor usage
         if status_due:
@@ -194,31 +198,34 @@ class GpuSampler:
         with self._gauge_pace:
             device = self.device
             gauges = device.gauges_before_status() if status else device.gauges()
-            self._excess = None
-            self._gauges = self._plausible(gauges)
-        if self._gauges.module is not None:
+        self._judge(gauges)
+        if self._gauges.module is not None and self._excess is None:
             self._scope.observe(at, energy, self._gauges.draw, self._gauges.module)
 
     def _learn_limits(self, limits: PowerLimits) -> None:
         self._ceiling = limits.maximum or self._ceiling
         known = (limits.maximum, limits.default, limits.requested, limits.enforced)
         self._highest = max(self._highest, *(limit or 0 for limit in known))
-        self._gauges = self._plausible(self._gauges)
+        self._judge(self._shown)
 
-    def _plausible(self, gauges: GpuGauges) -> GpuGauges:
-        """The gauges without a power that is far above each limit of the board.
+    @property
+    def _most(self) -> Milliwatts:
+        """The largest power that the limits of the board permit for a moment."""
+        return Milliwatts(_TRANSIENT_FACTOR * self._highest) or _DEFAULT_MAX_POWER
+
+    def _judge(self, shown: GpuGauges) -> None:
+        """Use gauges without a power that is far above each limit of the board.
 
         Laptops report four times as much as they draw, and some of their figures are right.
         """
-        most = _TRANSIENT_FACTOR * self._highest or _DEFAULT_MAX_POWER
 
         def power(read: Milliwatts | None) -> Milliwatts | None:
-            return None if read is None or read > most else read
+            return None if read is None or read > self._most else read
 
-        average, instant, draw = map(power, (gauges.average, gauges.instant, gauges.draw))
-        if gauges.draw is not None and draw is None:
-            self._excess = gauges.draw
-        return gauges._replace(average=average, instant=instant, draw=draw or average or instant)
+        average, instant, draw = map(power, (shown.average, shown.instant, shown.draw))
+        self._excess = shown.draw if draw is None else None
+        self._shown, draw = shown, draw or average or instant
+        self._gauges = shown._replace(average=average, instant=instant, draw=draw)
 
     @property
     def _max_power(self) -> Milliwatts:
@@ -490,8 +497,8 @@ class GpuSampler:
 
     def _excessive(self, power: Milliwatts) -> Failure:
         """The failure of a power that no board with these limits draws."""
-        limit = (self._highest or _DEFAULT_MAX_POWER) / 1000
-        cause = f"the GPU reports {power / 1000:.0f} W, and its highest limit is {limit:.0f} W"
+        most = self._most / 1000
+        cause = f"the GPU reports {power / 1000:.0f} W, and its limits permit {most:.0f} W at most"
         remedy = "This power is ignored; another version of the driver may help."
         return self._failure("power", Trouble.MALFORMED, cause, remedy)
 

@@ -120,6 +120,15 @@ def test_board_without_a_module_counts_by_its_counter(extra: float) -> None:
     assert batch.failures == ()
 
 
+def test_spike_beyond_the_limits_leaves_the_scope_of_the_counter() -> None:
+    chip = Superchip(module_watts=150.0, counts_module=False)
+    before, _ = chip.run(30)
+    chip.nvml.draw(chip.gpu, 1_600.0)
+    spike, _ = chip.run(0.2)
+    assert "power" in spike.failures[0].thing
+    assert spike.domains == before.domains
+
+
 def test_binding_without_scopes_reads_the_board() -> None:
     chip = Superchip()
     plain = chip.nvml.fields

@@ -224,3 +224,22 @@ def test_power_beyond_each_limit_is_unknown_until_it_is_plausible() -> None:
     bench.run(2)
     assert bench.statuses[-1].power_average == 650_000
     assert not bench.batch.failures
+
+
+@pytest.mark.parametrize("status_interval", ["1s", "5s"])
+def test_power_below_a_limit_that_rose_counts_at_once(status_interval: str) -> None:
+    bench = Bench(
+        FakeGpu("GPU-a", watts=30.0, limits=dict.fromkeys((187, 188, 189, 190, 192), 35_000)),
+        settings=NvmlSettings(status_interval=Duration.parse(status_interval)),
+    )
+    bench.nvml.errors["nvmlDeviceGetTotalEnergyConsumption"] = 3
+    bench.turn()
+    bench.run(7.3)
+    bench.gpu.limits = dict.fromkeys(bench.gpu.limits, 150_000)  # from battery to mains
+    bench.nvml.draw(bench.gpu, 120.0)
+    bench.readings.clear()
+    bench.run(3, each=lambda: None if not bench.batch.failures else pytest.fail("a finding"))
+    assert bench.statuses[-1].power_average == 120_000
+    assert {one.epoch for one in bench.readings} == {0}
+    counted = bench.readings[-1].counter - bench.readings[0].counter
+    assert counted == pytest.approx(2.9 * 120e6, rel=0.05)
