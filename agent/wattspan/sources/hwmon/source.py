@@ -7,6 +7,7 @@ often (``CallInterval``).
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
@@ -106,7 +107,8 @@ def scan_sensors(
     for chip in _entries(sysfs / HWMON_CLASS, denied):
         if not (name := _name(chip / "name", denied)):
             continue
-        device = (chip / "device").resolve().name if (chip / "device").exists() else chip.name
+        bus = chip / "device"
+        device = bus.resolve().name if os.path.exists(bus) else chip.name  # noqa: PTH110
         chips[name, device] += 1
         if (number := chips[name, device]) > 1:  # one device of a driver may have a chip a socket
             device = f"{device}#{number}"
@@ -164,7 +166,7 @@ def _single_channels(
         if channel.startswith("curr"):
             place = f"in{channel.removeprefix('curr')}"
             label = _name(folder / f"{place}_label", denied)
-            if not label or not (folder / f"{place}_input").exists():
+            if not label or not os.path.exists(folder / f"{place}_input"):  # noqa: PTH110
                 continue  # a rail without a name, or a sum of channels
             sensor = Sensor(chip, device, place, label, SensorQuantity.CURRENT)
             yield SensorFiles(sensor, (folder / f"{place}_input", file))
@@ -549,7 +551,7 @@ class HwmonSettings(Table, frozen=True):
 
 
 def open_hwmon(settings: HwmonSettings, context: SourceContext) -> CounterSource | None:
-    """The source; None if there is no known sensor and ``enabled`` is "auto".
+    """The source; None if no sensor is known, no name is denied and ``enabled`` is "auto".
 
     SourceError if ``enabled`` is true and there is none.
     """
@@ -559,16 +561,17 @@ def open_hwmon(settings: HwmonSettings, context: SourceContext) -> CounterSource
     denied: list[Path] = []
     found = scan_sensors(sysfs, denied=denied)
     # A source without a sensor reports the names that match none, and files that are denied.
-    silent = not settings.sensors and not denied
-    if silent and not any(meaning_of(files.sensor, {}) for files in found):
+    if not settings.sensors and not any(meaning_of(files.sensor, {}) for files in found):
         if settings.enabled is True:
             others = ", ".join(sorted({files.sensor.key for files in found})[:8]) or "none at all"
+            hidden = f"; permission denied: {denied[0]}" if denied else ""
             raise SourceError(
                 f"Cannot read power sensors: no sensor under {sysfs / HWMON_CLASS} is of a known "
-                f"kind (found: {others}). Name the part that one measures in "
+                f"kind (found: {others}{hidden}). Name the part that one measures in "
                 'sources.hwmon.sensors. With enabled = "auto" the agent does without.'
             )
-        return None
+        if not denied:
+            return None
     sensors = HwmonSource(sysfs, context.clock, settings.sensors, emulated=context.emulated)
     advice = "Look for messages of the sensors in dmesg"
     source = DriverThreadSource(
