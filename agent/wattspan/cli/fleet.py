@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -88,11 +89,10 @@ def budget(
         return accept_budgets(state.book, budgets)
 
     with _Fleet(configuration) as fleet:
-        fleet.change(change)
-        note = "" if watts is None else without_hosts(fleet.read(), node)
+        state = fleet.change(change)
     amount = "no budget" if watts is None else f"a budget of {watts} W"
     click.echo(f"{place_name(node)} has {amount} now; `wattspan fleet status` shows its limits.")
-    if note:
+    if watts is not None and (note := without_hosts(state, node)):
         click.echo(note)
 
 
@@ -169,13 +169,11 @@ def set_terms(
     )  # fmt: skip
     if problem := terms_problem(written):
         raise RefusedChangeError(problem)
-    note = _write_terms(configuration, host, is_default, encode(written))
-    click.echo(
+    sentence = (
         f"{host or 'Each other host'} may report a floor of {floor} W, gets {ceiling} W at most,"
         f" and has the priority {priority}."
     )
-    if note:
-        click.echo(note)
+    _write_terms(configuration, host, is_default, encode(written), sentence)
 
 
 @terms.command(name="remove")
@@ -187,10 +185,8 @@ def remove_terms(configuration: ConfigurationOptions, host: str | None, is_defau
 
     Exits with 8 if etcd does not answer or refuses.
     """
-    note = _write_terms(configuration, host, is_default, None)
-    click.echo(f"{host or 'Each other host'} has the default terms.")
-    if note:
-        click.echo(note)
+    sentence = f"{host or 'Each other host'} has the default terms."
+    _write_terms(configuration, host, is_default, None, sentence)
 
 
 @terms.command(name="list")
@@ -221,9 +217,13 @@ def list_terms(configuration: ConfigurationOptions, as_json: bool) -> None:
 
 
 def _write_terms(
-    configuration: ConfigurationOptions, host: str | None, is_default: bool, value: bytes | None
-) -> str:
-    """Write terms; returns a sentence about a host that is not in the fleet, or ""."""
+    configuration: ConfigurationOptions,
+    host: str | None,
+    is_default: bool,
+    value: bytes | None,
+    sentence: str,
+) -> None:
+    """Write terms and print ``sentence``, and one about a host that is not in the fleet."""
     if (host is None) is not is_default:
         raise click.UsageError("Name either HOST or --default.")
     if host is not None and not is_host_name(host):
@@ -233,7 +233,10 @@ def _write_terms(
     with _Fleet(configuration) as fleet:
         key = fleet.keys.default_terms if host is None else fleet.keys.terms(host)
         fleet.write(KeyWrite(key, value))
-        return "" if host is None else without_host(fleet.read(), host)
+        click.echo(sentence)
+        with suppress(WattspanError):  # the terms are written, whatever the other records are
+            if host is not None and (note := without_host(fleet.read(), host)):
+                click.echo(note)
 
 
 def _places(state: FleetState) -> dict[str, str]:
@@ -387,10 +390,10 @@ class _Fleet:
     def read(self) -> FleetState:
         return read_state(self.keys, self._etcd.read(self.keys.prefix))
 
-    def change(self, change: Callable[[FleetState], AllotmentBook], ended: str = "") -> None:
+    def change(self, change: Callable[[FleetState], AllotmentBook], ended: str = "") -> FleetState:
         """Replace the book, again after each change by others; RefusedChangeError.
 
-        ``ended`` is a key that is deleted with it.
+        ``ended`` is a key that is deleted with it. Returns the state before the change.
         """
         for _ in range(_ATTEMPTS):
             state = self.read()
@@ -404,7 +407,7 @@ class _Fleet:
                 self._etcd.commit(writes, (state.condition(self.keys.book),))
             except ConflictError:
                 continue
-            return
+            return state
         raise RefusedChangeError("The fleet changes too often at present. Try again.")
 
     def write(self, write: KeyWrite) -> None:
