@@ -231,11 +231,16 @@ def _ask(
         if reads:
             return request_json(f"/v1/recurring/{name}", facts, directories=directories)
         return ask_agent(name, facts, directories)
-    if name != "next" and not store.exists():
-        raise WattspanError(
-            f"There is no file {printable(str(store))}: name the one that `wattspan recurring next"
-            " --store` has made."
-        )
+    if name != "next":
+        try:
+            store.stat()
+        except FileNotFoundError:
+            raise WattspanError(
+                f"There is no file {printable(str(store))}: name the one that `wattspan recurring "
+                "next --store` has made."
+            ) from None
+        except OSError:
+            pass  # the handler names the cause
     from wattspan.api.recurring import RecurringHandler
     from wattspan.api.requests import RECURRING_PATH, ProblemError
     from wattspan.clock import SystemClock

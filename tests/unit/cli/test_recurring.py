@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from testbed.process_rights import without_root
 
 from wattspan.cli import cli
 from wattspan.recurring.run_book import MAX_SHOWN
@@ -124,6 +125,13 @@ def test_file_of_runs_that_does_not_exist_is_named_and_not_made(
 ) -> None:
     assert f"There is no file {store}" in refused(store, *words)
     assert not store.exists()
+
+
+def test_file_of_runs_that_cannot_be_reached_names_its_cause(tmp_path: Path) -> None:
+    with without_root():
+        for path in (tmp_path / ("x" * 300), tmp_path / "runs.sqlite"):
+            assert str(path) in (message := refused(path, "status"))
+            assert "There is no file" not in message
 
 
 def test_next_without_terms_needs_an_earlier_run(store: Path) -> None:
