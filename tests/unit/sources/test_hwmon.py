@@ -722,7 +722,7 @@ def test_source_opens_for_names_that_are_denied(tree: Tree, clock: ManualClock) 
     with contextlib.chdir(tree.root), without_root():
         context = SourceContext(clock, FakeDirectory(), sysfs=Path())
         opened = open_hwmon(HwmonSettings(), context)
-        with pytest.raises(SourceError, match="permission denied: class/hwmon/.*/name"):
+        with pytest.raises(SourceError, match=r"permission denied: class/hwmon/.*/name"):
             open_hwmon(HwmonSettings(enabled=True), context)
     assert opened is not None
     opened.close()
