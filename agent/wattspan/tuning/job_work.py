@@ -492,7 +492,8 @@ class JobWork:
         From announced spans, which are known sooner and in full, or else from the engine's page.
         Spans are believed while the page, if it is read, does not show more requests. No request
         counts twice: what the page shows of a time that begins before the last reading of spans is
-        ignored, at most one interval of the page; and so are spans that ended before its last end.
+        ignored, at most one interval of the page at each change; and so are spans that ended before
+        its last end.
         """
         requests = self.requests.drain()
         sample = self.in_flight.sample(now)
