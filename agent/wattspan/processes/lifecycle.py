@@ -178,12 +178,12 @@ class EndedCharge(NamedTuple):
 
 _RUNTIMES = re.compile(
     r"(?:systemd|containerd|dockerd|crio|podman|conmon(?:rs)?|runc|crun|youki|lxc(?=-)|nomad)"
-    r"(?![a-z0-9])"
+    r"(?![a-z])"
 )
 """Names, or their first words, of programs that start others in existing cgroups, as exec probes
 (``containerd-shim``, ``runc:[2:INIT]``)."""
 
-_MANAGERS = re.compile(r"(?:sshd|crond?|slurmstepd|pbs_mom|condor(?=_))(?![a-z0-9])")
+_MANAGERS = re.compile(r"(?:sshd|crond?|slurmstepd|pbs_mom|condor(?=_))(?![a-z])")
 """The same of programs that start others in new cgroups."""
 
 

@@ -141,7 +141,8 @@ def launched(command: str) -> tuple[SyntheticKernel, CpuUsageSource, Life, Life]
 
 
 @pytest.mark.parametrize(
-    ("command", "cgroup"), [("containerd-shim", "0::/pod\n"), ("bash", "0::/runtime\n")]
+    ("command", "cgroup"),
+    [("containerd-shim", "0::/pod\n"), ("podman4.9", "0::/pod\n"), ("bash", "0::/runtime\n")],
 )
 def test_exec_probe_is_charged_to_its_container(command: str, cgroup: str) -> None:
     """A runtime starts it in the container's cgroup, and it ends before a poll sees it there."""
