@@ -128,16 +128,17 @@ def training(
 
 
 def test_rank_with_slack_gets_a_lower_clock_until_the_training_ends(tmp_path: Path) -> None:
+    # With a larger budget, the best clocks of both stages are nearly equal, and noise decides.
+    config = CONFIG.replace("slowdown = 0.2", "slowdown = 0.05")
     with (
         TunedHost(trains=False, profile=PROFILE) as host,
-        Tuned(host, tmp_path, config=CONFIG, job=JOB, profile=PROFILE) as agent,
+        Tuned(host, tmp_path, config=config, job=JOB, profile=PROFILE) as agent,
     ):
         with training(agent):
             agent.until(lambda: agent.reason() == "screening", "the profile is measured", 120)
             # The second stage takes half as long. A first plan may be of a noisy profile.
-            what = "a plan with a lower clock of the second rank is compared with the original"
-            plan = agent.until(lambda: _plan(agent), what, 300)
-            assert agent.told()["slowdown"] <= 0.2
+            plan = agent.until(lambda: _plan(agent), "the second rank has a lower clock", 300)
+            assert agent.told()["slowdown"] <= 0.05
             assert (plan["shown"]["ranks"], plan["shown"]["stages"]) == (2.0, 2.0)
             assert agent.journal()
         agent.until(lambda: not agent.journal(), "the end of the training restores the clocks")
